@@ -1,0 +1,19 @@
+"""Measurements on transformers: functions of a model, tokens or a cache that return a frozen result.
+
+Every public name is imported from its module when first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from circuits import __version__ as __version__
+from circuits._lazy import attach
+
+# A public name stands twice, once for type checkers and once for the interpreter; a test holds the two lists equal.
+if TYPE_CHECKING:
+    pass
+else:
+    _PUBLIC: dict[str, str] = {}
+    __all__ = list(_PUBLIC)
+    __getattr__, __dir__ = attach(__name__, _PUBLIC)
