@@ -206,7 +206,9 @@ class GPTConfig:
         for name in changes:
             if name not in _FIELDS:
                 raise TypeError(unknown_field(name))
-        open_again = {name: None for name in _RULES if name not in changes and _follows_rule(self, name)}
+        open_again: dict[str, Any] = {
+            name: None for name in _RULES if name not in changes and _follows_rule(self, name)
+        }
         return dataclasses.replace(self, **open_again, **changes)
 
     def to_dict(self) -> dict[str, Any]:
