@@ -13,14 +13,16 @@ __version__ = "0.1.0"
 
 # A public name stands twice, once for type checkers and once for the interpreter; a test holds the two lists equal.
 if TYPE_CHECKING:
-    from circuits.components import MLP as MLP
-    from circuits.components import Attn as Attn
-    from circuits.components import AttnBias as AttnBias
-    from circuits.components import Block as Block
-    from circuits.components import Embed as Embed
-    from circuits.components import Head as Head
-    from circuits.components import Neuron as Neuron
-    from circuits.components import PosEmbed as PosEmbed
+    from circuits.components import (
+        MLP as MLP,
+        Attn as Attn,
+        AttnBias as AttnBias,
+        Block as Block,
+        Embed as Embed,
+        Head as Head,
+        Neuron as Neuron,
+        PosEmbed as PosEmbed,
+    )
     from circuits.config import GPTConfig as GPTConfig
 else:
     _PUBLIC: dict[str, str] = {
