@@ -1,0 +1,142 @@
+"""One transformer block: ``Y = X + MHA(LN₁(X))``, ``X' = Y + MLP(LN₂(Y))`` (lecture 3.1), and its known variants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from circuits.attention import Attention
+from circuits.config import GPTConfig
+from circuits.layers import MLPLayer, Norm
+from circuits.names import block_names
+from circuits.run import Run
+
+Stream = Float[Tensor, "batch pos d_model"]
+
+
+class TransformerBlock(nn.Module):
+    """Attention and MLP on the residual stream.
+
+    Attributes:
+        ln1: The norm before attention (after it, where norms stand after the additions); None without norms.
+        ln2: The same for the MLP; None where it has none of its own.
+        ln1_post: Norm on what attention adds, where the architecture has one; `ln2_post` likewise for the MLP.
+    """
+
+    ln1: Norm | None
+    ln2: Norm | None
+    ln1_post: Norm | None
+    ln2_post: Norm | None
+    mlp: MLPLayer | None
+
+    def __init__(self, config: GPTConfig, layer: int, **factory: object) -> None:
+        super().__init__()
+        self.names = block_names(layer)
+        self.pre = config.norm is not None and config.norm_placement == "pre"
+        self.post = config.norm is not None and config.norm_placement == "post"
+        self.parallel = bool(config.parallel_blocks)
+        present = {
+            "ln1": config.norm is not None,
+            "ln2": config.norm is not None and config.has_mlp and config.parallel_blocks != "shared_norm",
+            "ln1_post": config.branch_norm,
+            "ln2_post": config.branch_norm and config.has_mlp,
+        }
+        self.attn = Attention(config, layer, **factory)
+        self.mlp = MLPLayer(config, **factory) if config.has_mlp else None
+        for name, there in present.items():
+            norm = Norm(config.norm, config.d_model, config.norm_eps, **factory) if there and config.norm else None
+            self.register_module(name, norm)
+
+    def forward(self, x: Stream, run: Run) -> Stream:
+        """The stream after the block."""
+        tap, names = run.tap, self.names
+        x = tap(names.resid_pre, x)
+        if self.pre and self.ln1 is not None:
+            normed = self.ln1.tapped(x, tap, names.ln1_scale, names.ln1_normalized)
+        else:
+            normed = x
+        attn_out = self.attention_branch(x, normed, run)
+        if self.mlp is None:
+            return tap(names.resid_post, self.after_attention(x + attn_out, run))
+        if self.parallel:
+            mlp_out = self.mlp_branch(x, run, normed if self.ln2 is None else None)
+            return tap(names.resid_post, x + attn_out + mlp_out)
+        mid = tap(names.resid_mid, self.after_attention(x + attn_out, run))
+        return tap(names.resid_post, self.after_mlp(mid + self.mlp_branch(mid, run), run))
+
+    def attention_branch(self, x: Stream, normed: Stream, run: Run) -> Stream:
+        """What attention adds to the stream `x`, given ``LN₁(x)``."""
+        n, attn = self.names, self.attn
+        q_read = self._own_read(n.q_input, x, normed, attn.n_heads, run)
+        k_read = self._own_read(n.k_input, x, normed, attn.n_kv_heads, run)
+        v_read = self._own_read(n.v_input, x, normed, attn.n_kv_heads, run)
+        out: Tensor = attn((q_read, k_read, v_read), n, run)
+        if self.ln1_post is not None:
+            out = self.ln1_post.tapped(out, run.tap, n.ln1_post_scale, n.ln1_post_normalized)
+        return run.tap(n.attn_out, out)
+
+    def mlp_branch(self, x: Stream, run: Run, shared: Stream | None = None) -> Stream:
+        """What the MLP adds to the stream `x`; `shared` is ``LN₁(x)`` where both branches read through one norm."""
+        assert self.mlp is not None
+        n, tap = self.names, run.tap
+        if shared is not None:
+            normed = self._read_through_shared_norm(x, shared, run)
+        else:
+            x = tap(n.mlp_in, x)
+            normed = self.ln2.tapped(x, tap, n.ln2_scale, n.ln2_normalized) if self.pre and self.ln2 is not None else x
+        out: Tensor = self.mlp(normed, n, tap)
+        if self.ln2_post is not None:
+            out = self.ln2_post.tapped(out, tap, n.ln2_post_scale, n.ln2_post_normalized)
+        return tap(n.mlp_out, out)
+
+    def after_attention(self, x: Stream, run: Run) -> Stream:
+        """The stream after attention was added: normalised there in a post-norm block, as it is elsewhere."""
+        if self.post and self.ln1 is not None:
+            return self.ln1.tapped(x, run.tap, self.names.ln1_scale, self.names.ln1_normalized)
+        return x
+
+    def after_mlp(self, x: Stream, run: Run) -> Stream:
+        """The stream after the MLP was added, likewise."""
+        if self.post and self.ln2 is not None:
+            return self.ln2.tapped(x, run.tap, self.names.ln2_scale, self.names.ln2_normalized)
+        return x
+
+    def _own_read(self, name: str, x: Stream, normed: Stream, heads: int, run: Run) -> Tensor:
+        """What the heads read: the shared `normed`, or for each head its own where its input was edited."""
+        if not run.tap.touches(name):
+            return normed
+        per_head = x.unsqueeze(2).expand(-1, -1, heads, -1)
+        return _reread(name, per_head, normed.unsqueeze(2).expand_as(per_head), self._normalise_again, run, normed)
+
+    def _read_through_shared_norm(self, x: Stream, normed: Stream, run: Run) -> Tensor:
+        if not run.tap.touches(self.names.mlp_in):
+            return normed
+        return _reread(self.names.mlp_in, x, normed, self._normalise_again, run, normed)
+
+    def _normalise_again(self, x: Tensor) -> Tensor:
+        normed: Tensor = self.ln1(x) if self.pre and self.ln1 is not None else x
+        return normed
+
+
+def _reread(
+    name: str, x: Tensor, normed: Tensor, normalise: Callable[[Tensor], Tensor], run: Run, shared: Tensor
+) -> Tensor:
+    """Show the read `x` under `name`; where an edit changed it, what is read is the edit, normalised for itself.
+
+    Unchanged reads keep the shared normalised value, so that looking changes nothing and an edit of the norm's own
+    hooks still reaches every head that was not given an input of its own.
+    """
+    tap = run.tap
+    new = tap(name, x.detach() if tap.grad and not tap.edits(name) else x)
+    if tap.edits(name):
+        over = tuple(i for i in range(x.ndim) if i != 2) if x.ndim == 4 else (2,)
+        changed = (new != x).any(dim=over, keepdim=True)
+        return torch.where(changed, normalise(new), normed)
+    if tap.grad:
+        # Value and total gradient are the shared ones; the shown read gets the gradient through its own norm.
+        own = normalise(new)
+        return normed + (own - own.detach())
+    return shared

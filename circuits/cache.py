@@ -1,0 +1,165 @@
+"""ActivationCache: a read-only mapping from hook name to tensor. It holds no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from jaxtyping import Bool, Float
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from circuits import names as vocabulary
+from circuits.config import GPTConfig
+
+Key = str | tuple[str, int] | tuple[str, int, str]
+
+
+class ActivationCache(Mapping[str, Tensor]):
+    """What one forward pass captured.
+
+    ``cache["blocks.0.attn.hook_pattern"]`` and ``cache["pattern", 0]`` are the same tensor; negative layers count from
+    the end. The names cannot be rebound.
+
+    Attributes:
+        config: The architecture that the activations came from.
+        attention_mask: The padding of the batch, ``[batch pos]``, True for tokens; None where all were tokens.
+    """
+
+    def __init__(
+        self,
+        activations: Mapping[str, Tensor],
+        config: GPTConfig,
+        attention_mask: Bool[Tensor, "batch pos"] | None = None,
+    ) -> None:
+        self._activations = MappingProxyType(dict(activations))
+        self.config = config
+        self.attention_mask = attention_mask
+
+    def __getitem__(self, key: Key) -> Tensor:
+        return self._activations[self._resolve(key)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._activations)
+
+    def __len__(self) -> int:
+        return len(self._activations)
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            self._resolve(key)  # type: ignore[arg-type]
+        except (KeyError, IndexError):
+            return False
+        return True
+
+    def _resolve(self, key: Key) -> str:
+        """The full name behind a key, told apart: a name that no such model has, and one that was not captured."""
+        if isinstance(key, str) and key in self._activations:
+            return key
+        name = vocabulary.full_name(key, vocabulary.hook_names(self.config), self.config.n_layers)
+        if name not in self._activations:
+            raise KeyError(f"{name} was not captured; ask for it: run_with_cache(tokens, names_filter=[{name!r}, ...])")
+        return name
+
+    def __repr__(self) -> str:
+        total = sum(t.numel() * t.element_size() for t in self._activations.values())
+        shape = list(next(iter(self._activations.values())).shape) if self._activations else []
+        first = f", {next(iter(self._activations))} {shape}, …" if self._activations else ""
+        return f"ActivationCache({len(self)} activations, {total / 2**20:.1f} MiB{first})"
+
+    def require(self, *names: str) -> None:
+        """Refuse a cache that lacks some of these activations, all of them listed.
+
+        Raises:
+            KeyError: Some are missing; the message says how to capture them.
+        """
+        missing = [name for name in names if name not in self._activations]
+        if missing:
+            raise KeyError(
+                f"the cache lacks {', '.join(missing)}; capture them: run_with_cache(tokens, names_filter={missing!r})"
+            )
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> ActivationCache:
+        mask = None if self.attention_mask is None else function(self.attention_mask)
+        return ActivationCache({name: function(t) for name, t in self.items()}, self.config, mask)
+
+    def to(self, device: torch.device | str) -> ActivationCache:
+        """The same activations on another device."""
+        return self._map(lambda t: t.to(device))
+
+    def detach(self) -> ActivationCache:
+        """The same activations, outside any autograd graph."""
+        return self._map(lambda t: t.detach())
+
+    def select_batch(self, rows: int | slice | list[int] | Tensor) -> ActivationCache:
+        """Some rows of the batch, as a cache of their own; the batch axis stays.
+
+        Raises:
+            IndexError: A row that the batch does not have.
+        """
+        if isinstance(rows, int):
+            rows = [rows]
+        return self._map(lambda t: t[rows])
+
+    def accumulated_resid(
+        self, layer: int | None = None, *, incl_mid: bool = False
+    ) -> tuple[Float[Tensor, "component batch pos d_model"], list[str]]:
+        """The stream as it grows: what stands before each block up to `layer`, and after the last.
+
+        Args:
+            layer: Stop before this block (negative layers count from the end); None goes through all of them.
+            incl_mid: Add the stream between attention and MLP, where the blocks are sequential.
+
+        Returns:
+            The streams and the labels of the first axis (``"0_pre"``, ``"0_mid"``, …, ``"final_post"``).
+
+        Raises:
+            KeyError: The cache lacks one of the streams.
+        """
+        n_layers = self.config.n_layers
+        stop = n_layers if layer is None else range(n_layers)[layer]
+        names, labels = [], []
+        for index in range(stop):
+            names.append(vocabulary.block_names(index).resid_pre)
+            labels.append(f"{index}_pre")
+            if incl_mid and self.config.has_resid_mid:
+                names.append(vocabulary.block_names(index).resid_mid)
+                labels.append(f"{index}_mid")
+        if stop < n_layers:
+            names.append(vocabulary.block_names(stop).resid_pre)
+            labels.append(f"{stop}_pre")
+        else:
+            names.append(vocabulary.block_names(n_layers - 1).resid_post)
+            labels.append("final_post")
+        self.require(*names)
+        return torch.stack([self._activations[name] for name in names]), labels
+
+    def save(self, path: str | Path) -> None:
+        """Write the cache as one safetensors file, its architecture in the header."""
+        tensors = {name: t.detach().contiguous().clone() for name, t in self.items()}
+        if self.attention_mask is not None:
+            tensors["attention_mask"] = self.attention_mask.contiguous()
+        temporary = Path(f"{path}.part")
+        save_file(tensors, temporary, metadata={"config": json.dumps(self.config.to_dict()), "kind": "cache"})
+        temporary.replace(path)
+
+    @staticmethod
+    def load(path: str | Path) -> ActivationCache:
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: The file is not a saved cache.
+        """
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("kind") != "cache":
+                raise ValueError(f"{path} is not a saved ActivationCache")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        mask = tensors.pop("attention_mask", None)
+        config = GPTConfig.from_dict(json.loads(metadata["config"]))
+        ordered = {n: tensors[n] for n in vocabulary.hook_names(config) if n in tensors}
+        return ActivationCache(ordered, config, mask)

@@ -1,0 +1,161 @@
+"""What one forward pass shows and lets you change: a value, never state on the model.
+
+`Hooks` says what to capture and what to change. A pass turns it into a `Tap`, through which every named activation
+flows: untouched names cost one set lookup, and nothing outlives the pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from circuits import names as hook_vocabulary
+from circuits.names import NamesFilter
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """Where a hook function was called: its `name` and `layer()`."""
+
+    name: str
+
+    def layer(self) -> int:
+        """The layer of this hook point.
+
+        Raises:
+            ValueError: The hook point is outside the blocks.
+        """
+        layer = hook_vocabulary.layer_of(self.name)
+        if layer is None:
+            raise ValueError(f"{self.name} does not belong to a layer")
+        return layer
+
+
+HookFn = Callable[[Tensor, Hook], Tensor | None]
+FwdHooks = Sequence[tuple[NamesFilter, HookFn]]
+Edits = Mapping[str, tuple[HookFn, ...]]
+
+_NO_EDITS: Edits = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What to capture and what to change in one forward pass.
+
+    Attributes:
+        capture: Names whose activations are kept, after any change.
+        edits: Name -> functions applied in order. Each gets a copy of the activation, so it may write in place; it
+            returns a new value, or None to keep what it was given (as it now is).
+        grad: Make captured activations leaves of differentiation where they are not part of a graph already.
+    """
+
+    capture: frozenset[str] = frozenset()
+    edits: Edits = field(default_factory=lambda: _NO_EDITS)
+    grad: bool = False
+
+    def __or__(self, other: Hooks) -> Hooks:
+        """Both together; the edits of `other` run after those of `self`."""
+        merged = dict(self.edits)
+        for name, functions in other.edits.items():
+            merged[name] = merged.get(name, ()) + functions
+        return Hooks(self.capture | other.capture, MappingProxyType(merged), self.grad or other.grad)
+
+
+NO_HOOKS = Hooks()
+
+
+def edits_of(fwd_hooks: FwdHooks, names: tuple[str, ...]) -> Edits:
+    """Resolve ``[(name | names | predicate, function), ...]`` against the names a model has.
+
+    Raises:
+        KeyError: A name that the model does not have.
+        TypeError: An entry that is not such a pair.
+    """
+    edits: dict[str, tuple[HookFn, ...]] = {}
+    for entry in fwd_hooks:
+        if not (isinstance(entry, tuple | list) and len(entry) == 2 and callable(entry[1])):
+            raise TypeError(f"each of fwd_hooks must be (name or predicate, function), not {entry!r}")
+        where, function = entry
+        if where is None:
+            raise TypeError("a hook function needs a name or a predicate, not None")
+        selected = hook_vocabulary.resolve(where, names)
+        for name in names:
+            if name in selected:
+                edits[name] = (*edits.get(name, ()), function)
+    return MappingProxyType(edits)
+
+
+class Tap:
+    """One pass's view of its `Hooks`: every named activation flows through it."""
+
+    __slots__ = ("_capture", "_edits", "_touched", "captured", "grad")
+
+    def __init__(self, hooks: Hooks = NO_HOOKS) -> None:
+        self._edits = hooks.edits
+        self._capture = hooks.capture
+        self._touched = hooks.capture.union(hooks.edits)
+        self.grad = hooks.grad
+        self.captured: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, activation: Tensor) -> Tensor:
+        """The activation as the pass goes on with it: changed where asked, kept where asked."""
+        if name not in self._touched:
+            return activation
+        for function in self._edits.get(name, ()):
+            activation = _edited(activation, function, Hook(name))
+        if name in self._capture:
+            activation = self._kept(activation)
+            self.captured[name] = activation
+        return activation
+
+    def touches(self, *names: str) -> bool:
+        """Whether any of these names is captured or changed, so that it must exist as a tensor."""
+        return not self._touched.isdisjoint(names)
+
+    def edits(self, *names: str) -> bool:
+        """Whether any of these names is changed."""
+        return any(name in self._edits for name in names)
+
+    def captures(self, name: str) -> bool:
+        """Whether this name is kept."""
+        return name in self._capture
+
+    def _kept(self, activation: Tensor) -> Tensor:
+        # A slice of a larger buffer would keep all of it alive: hold only what was asked for.
+        if activation.untyped_storage().nbytes() > activation.numel() * activation.element_size():
+            activation = activation.clone(memory_format=torch.contiguous_format)
+        if self.grad and not activation.requires_grad:
+            activation = activation.detach().requires_grad_()
+        return activation
+
+
+NO_TAP = Tap()
+
+
+def _edited(activation: Tensor, function: HookFn, hook: Hook) -> Tensor:
+    """What `function` makes of a copy of the activation, checked to be of the same kind."""
+    given = activation.clone(memory_format=torch.contiguous_format)
+    new = function(given, hook)
+    if new is None:
+        new = given
+    if not isinstance(new, Tensor):
+        raise TypeError(f"the hook on {hook.name} returned {type(new).__name__}, not a tensor or None")
+    if new.shape != activation.shape:
+        raise ValueError(
+            f"the hook on {hook.name} returned shape {list(new.shape)}, expected {list(activation.shape)}"
+        )
+    if new.dtype != activation.dtype or new.device != activation.device:
+        raise ValueError(
+            f"the hook on {hook.name} returned {new.dtype} on {new.device}, "
+            f"expected {activation.dtype} on {activation.device}"
+        )
+    return new
+
+
+def capture_of(names_filter: NamesFilter, names: Iterable[str]) -> Hooks:
+    """Hooks that capture what a names filter selects and change nothing."""
+    return Hooks(capture=hook_vocabulary.resolve(names_filter, tuple(names)))

@@ -1,0 +1,120 @@
+"""What travels beside the stream in one forward pass: the tap, the positions, who may see whom, and earlier keys.
+
+Blocks take a `Run` and know nothing else about the pass they are part of; generation and the recomputation of a suffix
+are the same blocks with another `Run`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from circuits.config import GPTConfig
+from circuits.hooks import NO_TAP, Tap
+from circuits.layers import rotary_frequencies, rotary_tables
+
+Window = int | None
+
+
+class Past(Protocol):
+    """Keys and values of positions before those of the pass."""
+
+    def extend(
+        self, layer: int, k: Float[Tensor, "batch pos kv_head d_head"], v: Float[Tensor, "batch pos kv_head d_head"]
+    ) -> tuple[Float[Tensor, "batch key kv_head d_head"], Float[Tensor, "batch key kv_head d_head"]]:
+        """The keys and values of every position so far, ending with the given ones."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Visibility:
+    """Which keys each query may see.
+
+    Attributes:
+        allowed: True where query may see key.
+        blind: True for queries that see nothing (padding on the left); None where every query sees something.
+    """
+
+    allowed: Bool[Tensor, "#batch 1 query key"]
+    blind: Bool[Tensor, "#batch 1 query 1"] | None
+
+    @property
+    def sdpa_mask(self) -> Bool[Tensor, "#batch 1 query key"]:
+        """`allowed`, but a blind query sees everything: its output is discarded, and a softmax of nothing is NaN."""
+        return self.allowed if self.blind is None else self.allowed | self.blind
+
+
+@dataclass(frozen=True)
+class Run:
+    """One forward pass beside its stream.
+
+    Attributes:
+        positions: Position of each token, as the embeddings and rotations count it.
+        rotary: Cosine and sine tables of these positions, or None.
+        key_mask: True for keys that are tokens, False for padding; None where all are tokens.
+        n_past: How many positions `past` holds.
+        tap: Where named activations are shown and changed.
+        past: Earlier keys and values, or None.
+    """
+
+    positions: Int[Tensor, "#batch pos"]
+    rotary: tuple[Tensor, Tensor] | None
+    key_mask: Bool[Tensor, "batch key"] | None = None
+    n_past: int = 0
+    tap: Tap = NO_TAP
+    past: Past | None = None
+    _seen: dict[Window, Visibility] = field(default_factory=dict, repr=False)
+
+    def plain_causal(self, window: Window) -> bool:
+        """Whether a query sees exactly the keys up to its own position, so that no mask need be formed."""
+        n = self.positions.shape[-1]
+        return self.key_mask is None and self.n_past == 0 and (window is None or window >= n)
+
+    def visibility(self, window: Window) -> Visibility:
+        """Who sees whom under this window; formed once a pass for each window."""
+        if window not in self._seen:
+            self._seen[window] = self._visibility(window)
+        return self._seen[window]
+
+    def _visibility(self, window: Window) -> Visibility:
+        device = self.positions.device
+        n_keys = self.n_past + self.positions.shape[-1]
+        key = torch.arange(n_keys, device=device)
+        query = key[self.n_past :, None]
+        allowed = (key <= query)[None, None]
+        if window is not None:
+            allowed = allowed & (key > query - window)
+        if self.key_mask is None:
+            return Visibility(allowed, None)
+        allowed = allowed & self.key_mask[:, None, None, :]
+        return Visibility(allowed, ~allowed.any(-1, keepdim=True))
+
+
+def token_positions(
+    batch: int, pos: int, attention_mask: Bool[Tensor, "batch key"] | None, device: torch.device
+) -> Int[Tensor, "#batch key"]:
+    """Positions counted over real tokens only, so that padding on either side shifts nothing; 0 for padding in front."""
+    if attention_mask is None:
+        return torch.arange(pos, device=device)[None]
+    return (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)
+
+
+def make_run(
+    config: GPTConfig,
+    positions: Int[Tensor, "#batch pos"],
+    dtype: torch.dtype,
+    *,
+    key_mask: Bool[Tensor, "batch key"] | None = None,
+    n_past: int = 0,
+    tap: Tap = NO_TAP,
+    past: Past | None = None,
+) -> Run:
+    """A `Run` with the rotary tables that the architecture needs."""
+    rotary = None
+    if config.positions == "rotary":
+        rotary = rotary_tables(rotary_frequencies(config).to(positions.device), positions, dtype)
+    return Run(positions, rotary, key_mask, n_past, tap, past)

@@ -1,0 +1,227 @@
+"""A model's weights per head: stacked over layers, and `W_QK` and `W_OV` as factored matrices.
+
+The views of one layer stand on its modules (``model.blocks[l].attn.W_Q``). What is stacked here is built on demand and
+is a copy: writing into it changes nothing. Absent biases read as zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from circuits.block import TransformerBlock
+from circuits.config import GPTConfig
+from circuits.factored import FactoredMatrix
+from circuits.layers import rotary_frequencies, rotary_tables, rotate
+
+
+class HeadCircuits:
+    """`W_QK` or `W_OV` of every head: a `FactoredMatrix` with leading axes ``[layer head]``, stacked only when needed.
+
+    ``model.OV[2, 3]`` is one head and touches no other weight; any other index, and every other attribute of a
+    `FactoredMatrix`, works on the stacked whole.
+
+    Attributes:
+        kind: ``"QK"`` or ``"OV"``.
+        offset: Query position minus key position, for the QK of a rotary model; None elsewhere.
+    """
+
+    def __init__(self, model: StackedWeights, kind: Literal["QK", "OV"], offset: int | None = None) -> None:
+        self._model = model
+        self.kind = kind
+        self.offset = offset
+
+    def at_offset(self, offset: int) -> HeadCircuits:
+        """The QK circuit ``W_Q R(Δ) W_Kᵀ`` between positions Δ = query − key apart.
+
+        Raises:
+            ValueError: Not the QK circuit of a rotary model, which alone depends on an offset.
+        """
+        if self.offset is None:
+            raise ValueError(
+                f"{self.kind} of a model with positions {self._model.config.positions!r} depends on no offset"
+            )
+        return HeadCircuits(self._model, self.kind, offset)
+
+    @property
+    def note(self) -> str:
+        """What the matrices leave out of the scores, for the reader of a repr."""
+        notes = [] if self.offset is None else [f"rotary offset Δ={self.offset}"]
+        if self.kind == "QK" and self._model.config.qk_norm:
+            notes.append("q/k norms not applied")
+        return ", ".join(notes)
+
+    def head(self, layer: int, head: int) -> FactoredMatrix:
+        """One head's matrix ``[d_model d_model]``.
+
+        Raises:
+            IndexError: A layer or head that the model does not have.
+        """
+        config = self._model.config
+        for axis, index, size in (("layer", layer, config.n_layers), ("head", head, config.n_heads)):
+            if not -size <= index < size:
+                raise IndexError(f"{axis} {index} is not in a model of {size} {axis}s (0 to {size - 1})")
+        head %= config.n_heads
+        attn = self._model.blocks[layer].attn
+        shared = head // config.group_size
+        if self.kind == "OV":
+            return FactoredMatrix(attn.W_V[shared], attn.W_O[head])
+        return FactoredMatrix(self._turned(attn.W_Q[head]), attn.W_K[shared].mT, note=self.note)
+
+    def stacked(self) -> FactoredMatrix:
+        """All heads at once, ``[layer head d_model d_model]`` as factors (copies of the weights)."""
+        model = self._model
+        if self.kind == "OV":
+            return FactoredMatrix(model.W_V, model.W_O)
+        return FactoredMatrix(self._turned(model.W_Q), model.W_K.mT, note=self.note)
+
+    def _turned(self, W_Q: Float[Tensor, "*batch d_model d_head"]) -> Float[Tensor, "*batch d_model d_head"]:
+        if not self.offset:
+            return W_Q
+        config = self._model.config
+        frequencies = rotary_frequencies(config).to(W_Q.device)
+        cos, sin = rotary_tables(frequencies, torch.tensor([self.offset], device=W_Q.device), W_Q.dtype)
+        return rotate(W_Q, (cos[0, 0], sin[0, 0]), config.rotary_layout)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, tuple) and len(index) >= 2 and all(type(i) is int for i in index[:2]):
+            one = self.head(index[0], index[1])
+            return one[index[2:]] if len(index) > 2 else one
+        return self.stacked()[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.stacked(), name)
+
+    def __matmul__(self, other: Any) -> Any:
+        return self.stacked() @ (other.stacked() if isinstance(other, HeadCircuits) else other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return other @ self.stacked()
+
+    def __repr__(self) -> str:
+        config = self._model.config
+        shape = [config.n_layers, config.n_heads, config.d_model, config.d_model]
+        note = f", {self.note}" if self.note else ""
+        return f"{self.kind}({shape} through d_head {config.d_head}, raw weights{note})"
+
+
+class StackedWeights(nn.Module):
+    """The weights of all layers, with DESIGN's names and shapes. `HookedGPT` is one."""
+
+    config: GPTConfig
+    blocks: nn.ModuleList
+
+    def _stack(self, get: Callable[[TransformerBlock], Tensor | None], *absent: int) -> Tensor:
+        """One tensor per block, stacked; zeros of shape `absent` where a block has none."""
+        parts = [get(block) for block in self.blocks]  # type: ignore[arg-type]
+        like = next(self.parameters())
+        return torch.stack([like.new_zeros(absent) if part is None else part for part in parts])
+
+    def _per_query_head(self, stacked: Tensor) -> Tensor:
+        size = self.config.group_size
+        return stacked if size == 1 else stacked.repeat_interleave(size, dim=1)
+
+    @property
+    def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """Query weights (a copy)."""
+        return self._stack(lambda b: b.attn.W_Q)
+
+    @property
+    def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """Key weights, gathered to the query heads (a copy)."""
+        return self._per_query_head(self._stack(lambda b: b.attn.W_K))
+
+    @property
+    def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """Value weights, gathered to the query heads (a copy)."""
+        return self._per_query_head(self._stack(lambda b: b.attn.W_V))
+
+    @property
+    def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
+        """Output weights (a copy)."""
+        return self._stack(lambda b: b.attn.W_O)
+
+    @property
+    def b_Q(self) -> Float[Tensor, "layer head d_head"]:
+        """Query biases (a copy); zeros where there are none."""
+        return self._stack(lambda b: b.attn.b_Q, self.config.n_heads, self.config.d_head)
+
+    @property
+    def b_K(self) -> Float[Tensor, "layer head d_head"]:
+        """Key biases, gathered to the query heads (a copy); zeros where there are none."""
+        return self._per_query_head(self._stack(lambda b: b.attn.b_K, self.config.n_kv_heads, self.config.d_head))
+
+    @property
+    def b_V(self) -> Float[Tensor, "layer head d_head"]:
+        """Value biases, gathered to the query heads (a copy); zeros where there are none."""
+        return self._per_query_head(self._stack(lambda b: b.attn.b_V, self.config.n_kv_heads, self.config.d_head))
+
+    @property
+    def b_O(self) -> Float[Tensor, "layer d_model"]:
+        """Output biases (a copy); zeros where there are none."""
+        return self._stack(lambda b: b.attn.b_O, self.config.d_model)
+
+    def __getattr__(self, name: str) -> Any:
+        # Also reached when a property raises AttributeError: say why the weight is absent, not only that it is.
+        if name in ("W_in", "W_gate", "W_out", "b_in", "b_out"):
+            reason = "attn_only is True" if self.config.attn_only else "gated_mlp is False"
+            raise AttributeError(f"this model has no {name}: {reason}")
+        if name == "W_pos":
+            raise AttributeError(f"this model has no W_pos: positions is {self.config.positions!r}")
+        return super().__getattr__(name)
+
+    def _mlps(self, what: str, *absent: int) -> Tensor:
+        if self.config.attn_only or (what == "W_gate" and not self.config.gated_mlp):
+            raise AttributeError(what)
+        return self._stack(lambda b: getattr(b.mlp, what), *absent)
+
+    @property
+    def W_in(self) -> Float[Tensor, "layer d_model d_mlp"]:
+        """MLP input weights (a copy)."""
+        return self._mlps("W_in")
+
+    @property
+    def W_gate(self) -> Float[Tensor, "layer d_model d_mlp"]:
+        """MLP gate weights (a copy)."""
+        return self._mlps("W_gate")
+
+    @property
+    def W_out(self) -> Float[Tensor, "layer d_mlp d_model"]:
+        """MLP output weights (a copy)."""
+        return self._mlps("W_out")
+
+    @property
+    def b_in(self) -> Float[Tensor, "layer d_mlp"]:
+        """MLP input biases (a copy); zeros where there are none."""
+        return self._mlps("b_in", self.config.d_mlp)
+
+    @property
+    def b_out(self) -> Float[Tensor, "layer d_model"]:
+        """MLP output biases (a copy); zeros where there are none."""
+        return self._mlps("b_out", self.config.d_model)
+
+    @property
+    def QK(self) -> HeadCircuits:
+        """``W_QK = W_Q W_Kᵀ`` of every head, raw; of a rotary model, at offset 0 (see `HeadCircuits.at_offset`)."""
+        return HeadCircuits(self, "QK", offset=0 if self.config.positions == "rotary" else None)
+
+    @property
+    def OV(self) -> HeadCircuits:
+        """``W_OV = W_V W_O`` of every head, raw."""
+        return HeadCircuits(self, "OV")
+
+    @property
+    def W_QK(self) -> HeadCircuits:
+        """Another name of `QK`."""
+        return self.QK
+
+    @property
+    def W_OV(self) -> HeadCircuits:
+        """Another name of `OV`."""
+        return self.OV
