@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 # A public name stands twice, once for type checkers and once for the interpreter; a test holds the two lists equal.
 if TYPE_CHECKING:
+    from circuits.cache import ActivationCache as ActivationCache
     from circuits.components import (
         MLP as MLP,
         Attn as Attn,
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
         PosEmbed as PosEmbed,
     )
     from circuits.config import GPTConfig as GPTConfig
+    from circuits.model import HookedGPT as HookedGPT
 else:
     _PUBLIC: dict[str, str] = {
+        "ActivationCache": "circuits.cache",
+        "HookedGPT": "circuits.model",
         "Attn": "circuits.components",
         "AttnBias": "circuits.components",
         "Block": "circuits.components",

@@ -1,8 +1,8 @@
 """Attention: projections, scores, pattern, z, out.
 
 `Attn^h(X) = A^h X W_V^h` with ``A^h = softmax(mask(X W_Q^h (X W_K^h)ᵀ / sqrt(d_head)))``; the layer adds
-``Σ_h Attn^h(X) W_O^h + b_O`` (lecture 1.1, 1.2). The three input projections are stored as one matrix and shown per head
-as views.
+``Σ_h Attn^h(X) W_O^h + b_O`` (lecture 1.1, 1.2). The three input projections are stored as one matrix and shown per
+head as views.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ class Attention(nn.Module):
         self.rotary_layout = config.rotary_layout
         width = config.n_heads * config.d_head
         self.sizes = [width, config.n_kv_heads * config.d_head, config.n_kv_heads * config.d_head]
-        self.qkv = nn.Linear(config.d_model, sum(self.sizes), bias=config.bias_qkv, **factory)  # type: ignore[arg-type]
-        self.out = nn.Linear(width, config.d_model, bias=config.bias_out, **factory)  # type: ignore[arg-type]
+        self.head_ends = (config.n_heads, config.n_heads + config.n_kv_heads)
+        self.qkv = nn.Linear(config.d_model, sum(self.sizes), bias=config.bias_qkv, **factory)
+        self.out = nn.Linear(width, config.d_model, bias=config.bias_out, **factory)
         for name in ("q_norm", "k_norm"):
             norm = Norm("rmsnorm", config.d_head, config.norm_eps, **factory) if config.qk_norm else None
             self.register_module(name, norm)
@@ -76,10 +77,10 @@ class Attention(nn.Module):
         return slice(start, start + self.sizes[part])
 
     def _weight(self, part: int) -> Tensor:
-        return self.qkv.weight[self._rows(part)].unflatten(0, (-1, self.d_head)).mT
+        return self.qkv.weight[self._rows(part)].view(-1, self.d_head, self.qkv.in_features).mT
 
     def _bias(self, part: int) -> Tensor | None:
-        return None if self.qkv.bias is None else self.qkv.bias[self._rows(part)].unflatten(0, (-1, self.d_head))
+        return None if self.qkv.bias is None else self.qkv.bias[self._rows(part)].view(-1, self.d_head)
 
     @property
     def W_Q(self) -> Float[Tensor, "head d_model d_head"]:
@@ -99,7 +100,7 @@ class Attention(nn.Module):
     @property
     def W_O(self) -> Float[Tensor, "head d_head d_model"]:
         """A view of the output projection."""
-        return self.out.weight.unflatten(1, (self.n_heads, self.d_head)).permute(1, 2, 0)
+        return self.out.weight.view(-1, self.n_heads, self.d_head).permute(1, 2, 0)
 
     @property
     def b_Q(self) -> Float[Tensor, "head d_head"] | None:
@@ -144,19 +145,20 @@ class Attention(nn.Module):
     def project(self, reads: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values ``[batch pos head d_head]`` (stored heads for keys and values)."""
         if reads[0] is reads[1] is reads[2]:
-            parts = F.linear(reads[0], self.qkv.weight, self.qkv.bias).split(self.sizes, dim=-1)
-        else:
-            parts = tuple(self._project_part(part, x) for part, x in enumerate(reads))
-        q, k, v = (part.unflatten(-1, (-1, self.d_head)) for part in parts)
+            projected = F.linear(reads[0], self.qkv.weight, self.qkv.bias)
+            projected = projected.view(*projected.shape[:-1], -1, self.d_head)
+            q, k, v = projected.tensor_split(self.head_ends, dim=-2)
+            return q, k, v
+        q, k, v = (self._project_part(part, x) for part, x in enumerate(reads))
         return q, k, v
 
     def _project_part(self, part: int, x: Tensor) -> Tensor:
         rows = self._rows(part)
         bias = None if self.qkv.bias is None else self.qkv.bias[rows]
         if x.ndim == 3:
-            return F.linear(x, self.qkv.weight[rows], bias)
-        projected = torch.einsum("bphd,hde->bphe", x, self._weight(part)).flatten(-2)
-        return projected if bias is None else projected + bias
+            return F.linear(x, self.qkv.weight[rows], bias).view(*x.shape[:2], -1, self.d_head)
+        projected = torch.einsum("bphd,hde->bphe", x, self._weight(part))
+        return projected if bias is None else projected + bias.view(-1, self.d_head)
 
     def positioned(self, q: Tensor, k: Tensor, names: BlockNames, run: Run) -> tuple[Tensor, Tensor]:
         """Queries and keys as the scores see them: normalised and turned where the architecture does so."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -140,3 +141,13 @@ def _reread(
         own = normalise(new)
         return normed + (own - own.detach())
     return shared
+
+
+class Blocks(nn.ModuleList):
+    """The blocks of a model, in order."""
+
+    def __getitem__(self, layer: int) -> TransformerBlock:  # type: ignore[override]
+        return cast(TransformerBlock, super().__getitem__(layer))
+
+    def __iter__(self) -> Iterator[TransformerBlock]:
+        return cast(Iterator[TransformerBlock], super().__iter__())

@@ -145,9 +145,7 @@ def _edited(activation: Tensor, function: HookFn, hook: Hook) -> Tensor:
     if not isinstance(new, Tensor):
         raise TypeError(f"the hook on {hook.name} returned {type(new).__name__}, not a tensor or None")
     if new.shape != activation.shape:
-        raise ValueError(
-            f"the hook on {hook.name} returned shape {list(new.shape)}, expected {list(activation.shape)}"
-        )
+        raise ValueError(f"the hook on {hook.name} returned shape {list(new.shape)}, expected {list(activation.shape)}")
     if new.dtype != activation.dtype or new.device != activation.device:
         raise ValueError(
             f"the hook on {hook.name} returned {new.dtype} on {new.device}, "

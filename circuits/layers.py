@@ -148,9 +148,9 @@ class MLPLayer(nn.Module):
         super().__init__()
         self.act: Activation = config.act
         d_model, d_mlp, bias = config.d_model, config.d_mlp, config.bias_mlp
-        self.up = nn.Linear(d_model, d_mlp, bias=bias, **factory)  # type: ignore[arg-type]
-        self.gate = nn.Linear(d_model, d_mlp, bias=False, **factory) if config.gated_mlp else None  # type: ignore[arg-type]
-        self.down = nn.Linear(d_mlp, d_model, bias=bias, **factory)  # type: ignore[arg-type]
+        self.up = nn.Linear(d_model, d_mlp, bias=bias, **factory)
+        self.gate = nn.Linear(d_model, d_mlp, bias=False, **factory) if config.gated_mlp else None
+        self.down = nn.Linear(d_mlp, d_model, bias=bias, **factory)
 
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from circuits import generation, names
-from circuits.block import TransformerBlock
+from circuits.block import Blocks, TransformerBlock
 from circuits.cache import ActivationCache
 from circuits.config import GPTConfig
 from circuits.hooks import NO_HOOKS, NO_TAP, FwdHooks, Hooks, Tap, edits_of
@@ -25,9 +25,11 @@ from circuits.initialise import initialise, load_exactly
 from circuits.layers import Norm
 from circuits.names import NamesFilter
 from circuits.run import Run, make_run, token_positions
-from circuits.text import Tokenizer, require_tokenizer
 from circuits.tokens import check_mask, check_tokens, next_token_losses, predicted
 from circuits.weights import StackedWeights
+
+if TYPE_CHECKING:
+    from circuits.text import Tokenizer
 
 # Hooks of the enclosing `with model.hooks(...)` blocks of this thread or task, for each model by identity.
 _SCOPED: ContextVar[tuple[tuple[HookedGPT, Hooks], ...]] = ContextVar("circuits_scoped_hooks", default=())
@@ -86,7 +88,7 @@ class HookedGPT(StackedWeights):
         self.embed = nn.Embedding(config.d_vocab, config.d_model, **meta)
         learned = config.positions == "learned"
         self.pos_embed = nn.Embedding(config.n_ctx, config.d_model, **meta) if learned else None
-        self.blocks = nn.ModuleList(TransformerBlock(config, layer, **meta) for layer in range(config.n_layers))
+        self.blocks = Blocks(TransformerBlock(config, layer, **meta) for layer in range(config.n_layers))
         norm = config.norm if config.final_norm else None
         self.ln_final = None if norm is None else Norm(norm, config.d_model, config.norm_eps, **meta)
         self.unembed = Unembedding(config, **meta)
@@ -97,7 +99,7 @@ class HookedGPT(StackedWeights):
             initialise(self, config, seed)
 
     @classmethod
-    def from_state_dict(cls, config: GPTConfig, state: Mapping[str, Tensor]) -> Self:
+    def from_state_dict(cls, config: GPTConfig, state: Mapping[str, Tensor]) -> HookedGPT:
         """A model that takes over the given tensors without copying them.
 
         Raises:
@@ -264,7 +266,7 @@ class HookedGPT(StackedWeights):
         return value.detach().reshape(()), cache, self._cache(by_name, tokens, attention_mask)
 
     @contextmanager
-    def hooks(self, fwd_hooks: FwdHooks = ()) -> Iterator[Self]:
+    def hooks(self, fwd_hooks: FwdHooks = ()) -> Iterator[HookedGPT]:
         """Change activations in every pass of this model within the block, in this thread only."""
         scoped = Hooks(edits=edits_of(fwd_hooks, self.hook_names))
         token = _SCOPED.set((*_SCOPED.get(), (self, scoped)))
@@ -278,6 +280,11 @@ class HookedGPT(StackedWeights):
 
     # --- text ---
 
+    def _text_codec(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError("this model has no tokenizer; give it token ids [batch pos]")
+        return self.tokenizer
+
     def to_tokens(self, text: str | list[str], **options: Any) -> Int[Tensor, "batch pos"]:
         """Token ids ``[batch pos]`` of a text, or of several of one length (see the tokenizer's `encode`).
 
@@ -285,7 +292,7 @@ class HookedGPT(StackedWeights):
             ValueError: The model has no tokenizer, or the text holds what it cannot encode.
         """
         texts = [text] if isinstance(text, str) else text
-        tokenizer = require_tokenizer(self.tokenizer)
+        tokenizer = self._text_codec()
         rows = [tokenizer.encode(t, **options) for t in texts]
         lengths = sorted({len(row) for row in rows})
         if len(lengths) > 1:
@@ -295,11 +302,11 @@ class HookedGPT(StackedWeights):
     def to_string(self, tokens: Int[Tensor, " pos"] | Int[Tensor, "1 pos"] | list[int]) -> str:
         """The text of one sequence of tokens."""
         ids = tokens.flatten().tolist() if isinstance(tokens, Tensor) else tokens
-        return require_tokenizer(self.tokenizer).decode(ids)
+        return self._text_codec().decode(ids)
 
     def to_str_tokens(self, text: str | Tensor | list[int]) -> list[str]:
         """The text of each token of a text, or of a sequence of tokens."""
-        tokenizer = require_tokenizer(self.tokenizer)
+        tokenizer = self._text_codec()
         if isinstance(text, str):
             ids: list[int] = tokenizer.encode(text)
         else:

@@ -7,7 +7,7 @@ are the same blocks with another `Run`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,6 +20,7 @@ from circuits.layers import rotary_frequencies, rotary_tables
 Window = int | None
 
 
+@runtime_checkable
 class Past(Protocol):
     """Keys and values of positions before those of the pass."""
 
@@ -97,7 +98,7 @@ class Run:
 def token_positions(
     batch: int, pos: int, attention_mask: Bool[Tensor, "batch key"] | None, device: torch.device
 ) -> Int[Tensor, "#batch key"]:
-    """Positions counted over real tokens only, so that padding on either side shifts nothing; 0 for padding in front."""
+    """Positions counted over real tokens, so that padding on either side shifts nothing; padding in front has 0."""
     if attention_mask is None:
         return torch.arange(pos, device=device)[None]
     return (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)

@@ -86,8 +86,8 @@ def next_token_losses(
     """
     if tokens.shape[1] < 2:
         raise ValueError("a loss needs at least 2 positions; got 1")
-    losses = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
-    losses = losses.unflatten(0, (tokens.shape[0], tokens.shape[1] - 1))
+    losses: Tensor = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    losses = losses.view(tokens.shape[0], -1)
     if attention_mask is None:
         return losses
     return losses.masked_fill(~predicted(attention_mask), 0.0)

@@ -7,16 +7,18 @@ is a copy: writing into it changes nothing. Absent biases read as zeros.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from circuits.block import TransformerBlock
+from circuits.block import Blocks, TransformerBlock
 from circuits.config import GPTConfig
-from circuits.factored import FactoredMatrix
 from circuits.layers import rotary_frequencies, rotary_tables, rotate
+
+if TYPE_CHECKING:
+    from circuits.factored import FactoredMatrix
 
 
 class HeadCircuits:
@@ -66,6 +68,8 @@ class HeadCircuits:
             if not -size <= index < size:
                 raise IndexError(f"{axis} {index} is not in a model of {size} {axis}s (0 to {size - 1})")
         head %= config.n_heads
+        from circuits.factored import FactoredMatrix
+
         attn = self._model.blocks[layer].attn
         shared = head // config.group_size
         if self.kind == "OV":
@@ -74,6 +78,8 @@ class HeadCircuits:
 
     def stacked(self) -> FactoredMatrix:
         """All heads at once, ``[layer head d_model d_model]`` as factors (copies of the weights)."""
+        from circuits.factored import FactoredMatrix
+
         model = self._model
         if self.kind == "OV":
             return FactoredMatrix(model.W_V, model.W_O)
@@ -115,11 +121,11 @@ class StackedWeights(nn.Module):
     """The weights of all layers, with DESIGN's names and shapes. `HookedGPT` is one."""
 
     config: GPTConfig
-    blocks: nn.ModuleList
+    blocks: Blocks
 
     def _stack(self, get: Callable[[TransformerBlock], Tensor | None], *absent: int) -> Tensor:
         """One tensor per block, stacked; zeros of shape `absent` where a block has none."""
-        parts = [get(block) for block in self.blocks]  # type: ignore[arg-type]
+        parts = [get(block) for block in self.blocks]
         like = next(self.parameters())
         return torch.stack([like.new_zeros(absent) if part is None else part for part in parts])
 
