@@ -12,8 +12,12 @@ from circuits._lazy import attach
 
 # A public name stands twice, once for type checkers and once for the interpreter; a test holds the two lists equal.
 if TYPE_CHECKING:
-    pass
+    from analysis.accounting import flops as flops
+    from analysis.accounting import parameter_table as parameter_table
 else:
-    _PUBLIC: dict[str, str] = {}
+    _PUBLIC: dict[str, str] = {
+        "flops": "analysis.accounting",
+        "parameter_table": "analysis.accounting",
+    }
     __all__ = list(_PUBLIC)
     __getattr__, __dir__ = attach(__name__, _PUBLIC)

@@ -206,10 +206,8 @@ class GPTConfig:
         for name in changes:
             if name not in _FIELDS:
                 raise TypeError(unknown_field(name))
-        open_again: dict[str, Any] = {
-            name: None for name in _RULES if name not in changes and _follows_rule(self, name)
-        }
-        return dataclasses.replace(self, **open_again, **changes)
+        kept = {name: getattr(self, name) for name in _FIELDS if not (name in _RULES and _follows_rule(self, name))}
+        return GPTConfig(**{**kept, **changes})
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON data."""
