@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         PosEmbed as PosEmbed,
     )
     from circuits.config import GPTConfig as GPTConfig
+    from circuits.factored import FactoredMatrix as FactoredMatrix
     from circuits.model import HookedGPT as HookedGPT
 else:
     _PUBLIC: dict[str, str] = {
@@ -38,6 +39,7 @@ else:
         "MLP": "circuits.components",
         "Neuron": "circuits.components",
         "PosEmbed": "circuits.components",
+        "FactoredMatrix": "circuits.factored",
         "GPTConfig": "circuits.config",
     }
     __all__ = list(_PUBLIC)
