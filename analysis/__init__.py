@@ -12,8 +12,7 @@ from circuits._lazy import attach
 
 # A public name stands twice, once for type checkers and once for the interpreter; a test holds the two lists equal.
 if TYPE_CHECKING:
-    from analysis.accounting import flops as flops
-    from analysis.accounting import parameter_table as parameter_table
+    from analysis.accounting import flops as flops, parameter_table as parameter_table
 else:
     _PUBLIC: dict[str, str] = {
         "flops": "analysis.accounting",
