@@ -7,7 +7,7 @@ is a copy: writing into it changes nothing. Absent biases read as zeros.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 from circuits.block import Blocks, TransformerBlock
 from circuits.config import GPTConfig
+from circuits.factored import FactoredMatrix
 from circuits.layers import rotary_frequencies, rotary_tables, rotate
-
-if TYPE_CHECKING:
-    from circuits.factored import FactoredMatrix
 
 
 class HeadCircuits:
@@ -68,8 +66,6 @@ class HeadCircuits:
             if not -size <= index < size:
                 raise IndexError(f"{axis} {index} is not in a model of {size} {axis}s (0 to {size - 1})")
         head %= config.n_heads
-        from circuits.factored import FactoredMatrix
-
         attn = self._model.blocks[layer].attn
         shared = head // config.group_size
         if self.kind == "OV":
@@ -78,8 +74,6 @@ class HeadCircuits:
 
     def stacked(self) -> FactoredMatrix:
         """All heads at once, ``[layer head d_model d_model]`` as factors (copies of the weights)."""
-        from circuits.factored import FactoredMatrix
-
         model = self._model
         if self.kind == "OV":
             return FactoredMatrix(model.W_V, model.W_O)
