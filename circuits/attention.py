@@ -137,10 +137,17 @@ class Attention(nn.Module):
         tap = run.tap
         q, k, v = tap(names.q, q), tap(names.k, k), tap(names.v, v)
         q, k = self.positioned(q, k, names, run)
+        return self.combine(tap(names.z, self.heads((q, k, v), names, run)), names, run)
+
+    def heads(self, qkv: tuple[Tensor, Tensor, Tensor], names: BlockNames, run: Run) -> Tensor:
+        """``z [batch query head d_head]``, with the keys and values of earlier positions where the run brings some."""
+        if run.parts:
+            pieces = zip(run.unpacked(*qkv), run.parts, strict=True)
+            return torch.cat([self.heads(piece, names, part).flatten(0, 1) for piece, part in pieces])[None]
+        q, k, v = qkv
         if run.past is not None:
             k, v = run.past.extend(names.layer, k, v)
-        z = self.attend(q, k, v, names, run)
-        return self.combine(tap(names.z, z), names, run)
+        return self.attend(q, k, v, names, run)
 
     def project(self, reads: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values ``[batch pos head d_head]`` (stored heads for keys and values)."""
@@ -167,7 +174,7 @@ class Attention(nn.Module):
             q = self.q_norm.tapped(q, tap, names.q_norm_scale, names.q_norm_normalized)
             k = self.k_norm.tapped(k, tap, names.k_norm_scale, names.k_norm_normalized)
         if run.rotary is not None:
-            q = tap(names.rot_q, rotate(q, run.rotary, self.rotary_layout))
+            q = tap(names.rot_q, rotate(q, run.query_rotary, self.rotary_layout))
             k = tap(names.rot_k, rotate(k, run.rotary, self.rotary_layout))
         return q, k
 

@@ -60,21 +60,37 @@ class TransformerBlock(nn.Module):
         else:
             normed = x
         attn_out = self.attention_branch(x, normed, run)
+        return self.from_attn_out(run.wanted(x), attn_out, run, run.wanted(normed))
+
+    def from_attn_out(self, x: Stream, attn_out: Stream, run: Run, normed: Stream | None = None) -> Stream:
+        """The rest of the block, once attention has its output; `normed` is ``LN₁(x)``, for blocks that share it."""
         if self.mlp is None:
-            return tap(names.resid_post, self.after_attention(x + attn_out, run))
+            return run.tap(self.names.resid_post, self.after_attention(x + attn_out, run))
         if self.parallel:
             mlp_out = self.mlp_branch(x, run, normed if self.ln2 is None else None)
-            return tap(names.resid_post, x + attn_out + mlp_out)
-        mid = tap(names.resid_mid, self.after_attention(x + attn_out, run))
-        return tap(names.resid_post, self.after_mlp(mid + self.mlp_branch(mid, run), run))
+            return run.tap(self.names.resid_post, x + attn_out + mlp_out)
+        return self.from_resid_mid(self.after_attention(x + attn_out, run), run)
+
+    def from_resid_mid(self, mid: Stream, run: Run) -> Stream:
+        """The rest of a sequential block, once the stream holds what attention wrote."""
+        mid = run.tap(self.names.resid_mid, mid)
+        return self.from_mlp_out(mid, self.mlp_branch(mid, run), run)
+
+    def from_mlp_out(self, mid: Stream, mlp_out: Stream, run: Run) -> Stream:
+        """The end of a sequential block."""
+        return run.tap(self.names.resid_post, self.after_mlp(mid + mlp_out, run))
 
     def attention_branch(self, x: Stream, normed: Stream, run: Run) -> Stream:
         """What attention adds to the stream `x`, given ``LN₁(x)``."""
         n, attn = self.names, self.attn
-        q_read = self._own_read(n.q_input, x, normed, attn.n_heads, run)
+        q_read = self._own_read(n.q_input, run.wanted(x), run.wanted(normed), attn.n_heads, run)
         k_read = self._own_read(n.k_input, x, normed, attn.n_kv_heads, run)
         v_read = self._own_read(n.v_input, x, normed, attn.n_kv_heads, run)
-        out: Tensor = attn((q_read, k_read, v_read), n, run)
+        return self.attention_write(attn((q_read, k_read, v_read), n, run), run)
+
+    def attention_write(self, out: Stream, run: Run) -> Stream:
+        """What is added to the stream, given the output of the attention layer."""
+        n = self.names
         if self.ln1_post is not None:
             out = self.ln1_post.tapped(out, run.tap, n.ln1_post_scale, n.ln1_post_normalized)
         return run.tap(n.attn_out, out)
@@ -88,10 +104,14 @@ class TransformerBlock(nn.Module):
         else:
             x = tap(n.mlp_in, x)
             normed = self.ln2.tapped(x, tap, n.ln2_scale, n.ln2_normalized) if self.pre and self.ln2 is not None else x
-        out: Tensor = self.mlp(normed, n, tap)
+        return self.mlp_write(self.mlp(normed, n, tap), run)
+
+    def mlp_write(self, out: Stream, run: Run) -> Stream:
+        """What is added to the stream, given the output of the MLP layer."""
+        n = self.names
         if self.ln2_post is not None:
-            out = self.ln2_post.tapped(out, tap, n.ln2_post_scale, n.ln2_post_normalized)
-        return tap(n.mlp_out, out)
+            out = self.ln2_post.tapped(out, run.tap, n.ln2_post_scale, n.ln2_post_normalized)
+        return run.tap(n.mlp_out, out)
 
     def after_attention(self, x: Stream, run: Run) -> Stream:
         """The stream after attention was added: normalised there in a post-norm block, as it is elsewhere."""
@@ -128,13 +148,12 @@ def _reread(
     """Show the read `x` under `name`; where an edit changed it, what is read is the edit, normalised for itself.
 
     Unchanged reads keep the shared normalised value, so that looking changes nothing and an edit of the norm's own
-    hooks still reaches every head that was not given an input of its own.
+    hooks still reaches every head and position that was not given an input of its own.
     """
     tap = run.tap
     new = tap(name, x.detach() if tap.grad and not tap.edits(name) else x)
     if tap.edits(name):
-        over = tuple(i for i in range(x.ndim) if i != 2) if x.ndim == 4 else (2,)
-        changed = (new != x).any(dim=over, keepdim=True)
+        changed = (new != x).any(-1, keepdim=True)
         return torch.where(changed, normalise(new), normed)
     if tap.grad:
         # Value and total gradient are the shared ones; the shown read gets the gradient through its own norm.

@@ -187,6 +187,12 @@ class MLPLayer(nn.Module):
         else:
             gate = tap(names.pre, F.linear(x, self.gate.weight))
             post = activation(gate, self.act) * tap(names.pre_linear, linear)
+        return self.write(post, names, tap)
+
+    def write(
+        self, post: Float[Tensor, "batch pos d_mlp"], names: BlockNames, tap: Tap = NO_TAP
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """``post W_out + b_out``."""
         return F.linear(tap(names.post, post), self.down.weight, self.down.bias)
 
 

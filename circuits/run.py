@@ -60,6 +60,10 @@ class Run:
         n_past: How many positions `past` holds.
         tap: Where named activations are shown and changed.
         past: Earlier keys and values, or None.
+        read: Indices of the positions that anybody still reads after the attention of this pass; None: all of them.
+            Keys and values are made from every position, queries and whatever follows from these alone.
+        queries: Where each query stands among the keys; None: from `n_past` on, one for each position.
+        parts: Runs whose sequences stand end to end in the single row of this one. Only attention tells them apart.
     """
 
     positions: Int[Tensor, "#batch pos"]
@@ -68,12 +72,33 @@ class Run:
     n_past: int = 0
     tap: Tap = NO_TAP
     past: Past | None = None
+    read: Int[Tensor, " query"] | None = None
+    queries: Int[Tensor, "#batch query"] | None = None
+    parts: tuple[Run, ...] = ()
     _seen: dict[Window, Visibility] = field(default_factory=dict, repr=False)
 
     def plain_causal(self, window: Window) -> bool:
         """Whether a query sees exactly the keys up to its own position, so that no mask need be formed."""
         n = self.positions.shape[-1]
-        return self.key_mask is None and self.n_past == 0 and (window is None or window >= n)
+        causal = self.n_past == 0 and self.queries is None
+        return causal and self.key_mask is None and (window is None or window >= n)
+
+    def wanted(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch query d_model"]:
+        """Those positions of `x` that are read after the attention."""
+        return x if self.read is None else x[:, self.read]
+
+    @property
+    def query_rotary(self) -> tuple[Tensor, Tensor]:
+        """The tables of the positions whose queries are made."""
+        assert self.rotary is not None
+        cos, sin = self.rotary
+        return (cos, sin) if self.read is None else (cos[:, self.read], sin[:, self.read])
+
+    def unpacked(self, q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Queries, keys and values of each of `parts`, ``[batch pos head d_head]``, from those of the single row."""
+        keys = [part.positions.shape for part in self.parts]
+        queries = [part.positions.shape if part.queries is None else part.queries.shape for part in self.parts]
+        return list(zip(_split(q, queries), _split(k, keys), _split(v, keys), strict=True))
 
     def visibility(self, window: Window) -> Visibility:
         """Who sees whom under this window; formed once a pass for each window."""
@@ -85,14 +110,20 @@ class Run:
         device = self.positions.device
         n_keys = self.n_past + self.positions.shape[-1]
         key = torch.arange(n_keys, device=device)
-        query = key[self.n_past :, None]
-        allowed = (key <= query)[None, None]
+        query = key[self.n_past :, None] if self.queries is None else self.queries[:, None, :, None]
+        allowed = key <= query
+        allowed = allowed[None, None] if allowed.ndim == 2 else allowed
         if window is not None:
             allowed = allowed & (key > query - window)
         if self.key_mask is None:
             return Visibility(allowed, None)
         allowed = allowed & self.key_mask[:, None, None, :]
         return Visibility(allowed, ~allowed.any(-1, keepdim=True))
+
+
+def _split(x: Tensor, shapes: list[torch.Size]) -> list[Tensor]:
+    pieces = x[0].split([rows * pos for rows, pos in shapes])
+    return [piece.unflatten(0, shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def token_positions(
