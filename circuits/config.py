@@ -11,7 +11,7 @@ import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 Activation = Literal["gelu", "gelu_new", "relu", "silu"]
 NormKind = Literal["layernorm", "rmsnorm"]
@@ -31,8 +31,19 @@ _FLAGS = (
 )
 _POSITIVE_SIZES = "n_layers d_model n_heads n_ctx d_vocab d_head n_kv_heads".split()
 
-# A default that depends on other fields: it reads as None only until `__post_init__` has put the number in.
+# A default that depends on other fields: it reads as None only until `__post_init__` has put the number in. So a reader
+# may count on the number, while whoever builds a config may give None (and one window for all layers).
 _DERIVED: Any = None
+if TYPE_CHECKING:
+    _Size = int
+    _Number = float
+    _Flag = bool
+    _Windows = tuple[int | None, ...]
+else:
+    _Size = int | None
+    _Number = float | None
+    _Flag = bool | None
+    _Windows = int | tuple[int | None, ...] | list[int | None] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,19 +132,19 @@ class GPTConfig:
     n_heads: int
     n_ctx: int
     d_vocab: int
-    d_head: int = _DERIVED
-    d_mlp: int = _DERIVED
-    n_kv_heads: int = _DERIVED
+    d_head: _Size = _DERIVED
+    d_mlp: _Size = _DERIVED
+    n_kv_heads: _Size = _DERIVED
     act: Activation = "gelu"
     gated_mlp: bool = False
     attn_only: bool = False
     norm: NormKind | None = "layernorm"
     norm_eps: float = 1e-5
     norm_placement: Literal["pre", "post"] = "pre"
-    final_norm: bool = _DERIVED
+    final_norm: _Flag = _DERIVED
     positions: Literal["learned", "rotary"] | None = "learned"
     rotary_base: float = 10_000.0
-    rotary_dim: int = _DERIVED
+    rotary_dim: _Size = _DERIVED
     rotary_layout: Literal["half", "interleaved"] = "half"
     rotary_scaling: RotaryScaling | None = None
     parallel_blocks: ParallelBlocks = False
@@ -144,10 +155,10 @@ class GPTConfig:
     tie_embeddings: bool = False
     qk_norm: bool = False
     branch_norm: bool = False
-    attn_scale: float = _DERIVED
+    attn_scale: _Number = _DERIVED
     attn_softcap: float | None = None
     logit_softcap: float | None = None
-    window: tuple[int | None, ...] = _DERIVED
+    window: _Windows = _DERIVED
     embed_scale: float = 1.0
 
     def __post_init__(self) -> None:
