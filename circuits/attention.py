@@ -193,14 +193,15 @@ class Attention(nn.Module):
         return _silenced(z, seen).transpose(1, 2)
 
     def _attend_explicitly(self, q: Tensor, k: Tensor, v: Tensor, names: BlockNames, run: Run) -> Tensor:
-        tap, allowed = run.tap, run.visibility(self.window).allowed
+        allowed = run.visibility(self.window).allowed
+
+        def hide(scores: Tensor) -> Tensor:
+            return _masked(scores, allowed, float("-inf"))
+
         scores = attention_scores(q, per_query_head(k, self.group_size), self.scale, self.softcap)
-        scores = tap(names.scores, _masked(scores, allowed, float("-inf")))
-        if tap.edits(names.scores):
-            scores = _masked(scores, allowed, float("-inf"))
-        pattern = tap(names.pattern, attention_pattern(scores))
-        if tap.edits(names.pattern):
-            pattern = _masked(pattern, allowed, 0.0)
+        # Masked again after an edit, so that none can show a query its future.
+        scores = run.tap(names.scores, hide(scores), settle=hide)
+        pattern = run.tap(names.pattern, attention_pattern(scores), settle=lambda p: _masked(p, allowed, 0.0))
         return weighted_values(pattern, per_query_head(v, self.group_size))
 
     def combine(self, z: Float[Tensor, "batch pos head d_head"], names: BlockNames, run: Run) -> Tensor:

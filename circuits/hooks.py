@@ -101,12 +101,17 @@ class Tap:
         self.grad = hooks.grad
         self.captured: dict[str, Tensor] = {}
 
-    def __call__(self, name: str, activation: Tensor) -> Tensor:
-        """The activation as the pass goes on with it: changed where asked, kept where asked."""
+    def __call__(self, name: str, activation: Tensor, settle: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """The activation as the pass goes on with it: changed where asked, kept where asked.
+
+        `settle` is applied to a changed value, so that what is kept is what the pass goes on with.
+        """
         if name not in self._touched:
             return activation
-        for function in self._edits.get(name, ()):
-            activation = _edited(activation, function, Hook(name))
+        if name in self._edits:
+            for function in self._edits[name]:
+                activation = _edited(activation, function, Hook(name))
+            activation = activation if settle is None else settle(activation)
         if name in self._capture:
             activation = self._kept(activation)
             self.captured[name] = activation

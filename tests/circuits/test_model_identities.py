@@ -1,0 +1,403 @@
+"""What must add up inside a forward pass, over every architecture; padding and the future, which must not matter."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from circuits import HookedGPT
+from tests.architectures import ARCHITECTURES, NAMES, make
+from tests.batches import LENGTHS, POS, SIDES, pad, random_prompts, random_tokens, real_part
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def names_where(condition) -> list[str]:
+    return [name for name, config in ARCHITECTURES.items() if condition(config)]
+
+
+def over(names):
+    return pytest.mark.parametrize("name", names)
+
+
+POST = names_where(lambda c: c.norm_placement == "post")
+PARALLEL = names_where(lambda c: c.parallel_blocks)
+SEQUENTIAL = [name for name in NAMES if name not in POST + PARALLEL]
+BRANCH_NORM = names_where(lambda c: c.branch_norm)
+WITH_MLP = names_where(lambda c: c.has_mlp)
+
+
+@functools.cache
+def model_of(name: str) -> HookedGPT:
+    return make(name).requires_grad_(False)
+
+
+@functools.cache
+def run_of(name: str):
+    """Model, tokens, logits, and every activation."""
+    model = model_of(name)
+    tokens = random_tokens(model.config)
+    return model, tokens, *model.run_with_cache(tokens, names_filter=lambda _: True)
+
+
+def layers_of(name: str):
+    """(prefix, block) of each layer."""
+    return [(f"blocks.{layer}.", block) for layer, block in enumerate(model_of(name).blocks)]
+
+
+def normed(norm, x: torch.Tensor, eps: float) -> torch.Tensor:
+    if norm.b is None:
+        return F.rms_norm(x, x.shape[-1:], norm.w, eps)
+    return F.layer_norm(x, x.shape[-1:], norm.w, norm.b, eps)
+
+
+def assert_equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, **EXACT)
+
+
+# --- the residual stream --------------------------------------------------------------------------------------------
+
+
+@over(NAMES)
+def test_embeddings_sum_to_the_first_stream(name: str) -> None:
+    _, _, _, cache = run_of(name)
+    total = cache["hook_embed"]
+    if "hook_pos_embed" in cache:
+        total = total + cache["hook_pos_embed"]
+    assert_equal(cache["blocks.0.hook_resid_pre"], total)
+
+
+@over(NAMES)
+def test_each_stream_enters_the_next_block_unchanged(name: str) -> None:
+    model, _, _, cache = run_of(name)
+    for layer in range(1, model.config.n_layers):
+        assert torch.equal(cache["resid_pre", layer], cache["resid_post", layer - 1])
+
+
+@over(SEQUENTIAL)
+def test_branches_add_to_the_stream_one_after_the_other(name: str) -> None:
+    _, _, _, cache = run_of(name)
+    for at, block in layers_of(name):
+        after_attention = cache[at + "hook_resid_pre"] + cache[at + "hook_attn_out"]
+        if block.mlp is None:
+            assert at + "hook_resid_mid" not in cache
+            assert_equal(cache[at + "hook_resid_post"], after_attention)
+        else:
+            assert_equal(cache[at + "hook_resid_mid"], after_attention)
+            assert_equal(cache[at + "hook_resid_post"], cache[at + "hook_resid_mid"] + cache[at + "hook_mlp_out"])
+
+
+@over(PARALLEL)
+def test_parallel_branches_add_to_the_same_stream(name: str) -> None:
+    _, _, _, cache = run_of(name)
+    for at, _ in layers_of(name):
+        assert at + "hook_resid_mid" not in cache
+        total = cache[at + "hook_resid_pre"] + cache[at + "hook_attn_out"] + cache[at + "hook_mlp_out"]
+        assert_equal(cache[at + "hook_resid_post"], total)
+
+
+@over(POST)
+def test_post_norm_normalises_the_stream_after_each_addition(name: str) -> None:
+    model, _, _, cache = run_of(name)
+    eps = model.config.norm_eps
+    for at, block in layers_of(name):
+        middle = normed(block.ln1, cache[at + "hook_resid_pre"] + cache[at + "hook_attn_out"], eps)
+        if block.mlp is None:
+            assert_equal(cache[at + "hook_resid_post"], middle)
+        else:
+            assert_equal(cache[at + "hook_resid_mid"], middle)
+            expected = normed(block.ln2, cache[at + "hook_resid_mid"] + cache[at + "hook_mlp_out"], eps)
+            assert_equal(cache[at + "hook_resid_post"], expected)
+
+
+@over(NAMES)
+def test_logits_are_the_last_stream_normalised_and_unembedded(name: str) -> None:
+    model, _, logits, cache = run_of(name)
+    config = model.config
+    stream = cache["resid_post", -1]
+    if config.final_norm:
+        stream = normed(model.ln_final, stream, config.norm_eps)
+    expected = stream @ model.W_U + model.b_U
+    if config.logit_softcap is not None:
+        expected = config.logit_softcap * torch.tanh(expected / config.logit_softcap)
+    assert_equal(logits, expected)
+
+
+# --- attention and the MLP ------------------------------------------------------------------------------------------
+
+
+@over([name for name in NAMES if name not in BRANCH_NORM])
+def test_head_results_and_bias_sum_to_attn_out(name: str) -> None:
+    _, _, _, cache = run_of(name)
+    for at, block in layers_of(name):
+        total = cache[at + "attn.hook_result"].sum(2)
+        assert_equal(cache[at + "hook_attn_out"], total if block.attn.b_O is None else total + block.attn.b_O)
+
+
+@over(BRANCH_NORM)
+def test_what_branches_add_is_normalised_with_a_scale_that_is_shown(name: str) -> None:
+    model, _, _, cache = run_of(name)
+    for at, block in layers_of(name):
+        heads = cache[at + "attn.hook_result"].sum(2)
+        total = heads if block.attn.b_O is None else heads + block.attn.b_O
+        assert_equal(cache[at + "hook_attn_out"], normed(block.ln1_post, total, model.config.norm_eps))
+        if model.config.norm == "rmsnorm" and block.attn.b_O is None:
+            # A head's write is γ ⊙ result / scale, and the writes add up to what is added.
+            writes = cache[at + "attn.hook_result"] / cache[at + "ln1_post.hook_scale"][:, :, None]
+            assert_equal(cache[at + "hook_attn_out"], (block.ln1_post.w * writes).sum(2))
+        if block.mlp is not None:
+            out = cache[at + "mlp.hook_post"] @ block.mlp.W_out
+            out = out if block.mlp.b_out is None else out + block.mlp.b_out
+            assert_equal(cache[at + "hook_mlp_out"], normed(block.ln2_post, out, model.config.norm_eps))
+
+
+@over(NAMES)
+def test_results_are_z_through_each_heads_output_map(name: str) -> None:
+    _, _, _, cache = run_of(name)
+    for at, block in layers_of(name):
+        expected = torch.einsum("bphe,hed->bphd", cache[at + "attn.hook_z"], block.attn.W_O)
+        assert_equal(cache[at + "attn.hook_result"], expected)
+
+
+@over(NAMES)
+def test_z_is_the_pattern_applied_to_the_values_of_the_heads_group(name: str) -> None:
+    model, _, _, cache = run_of(name)
+    for at, _ in layers_of(name):
+        for head in range(model.config.n_heads):
+            values = cache[at + "attn.hook_v"][:, :, head // model.config.group_size]
+            assert_equal(cache[at + "attn.hook_z"][:, :, head], cache[at + "attn.hook_pattern"][:, head] @ values)
+
+
+@over(NAMES)
+def test_pattern_is_the_softmax_of_masked_scores(name: str) -> None:
+    model, _, _, cache = run_of(name)
+    query, key = torch.arange(POS)[:, None], torch.arange(POS)
+    for layer, (at, _) in enumerate(layers_of(name)):
+        scores, pattern = cache[at + "attn.hook_attn_scores"], cache[at + "attn.hook_pattern"]
+        window = model.config.window[layer] or POS
+        unseen = (key > query) | (key <= query - window)
+        assert torch.equal(scores == -torch.inf, unseen.expand_as(scores))
+        assert_equal(pattern, scores.softmax(-1))
+        assert_equal(pattern.sum(-1), torch.ones_like(pattern[..., 0]))
+
+
+@over(NAMES)
+def test_scores_are_scaled_products_of_what_the_hooks_show(name: str) -> None:
+    model, _, _, cache = run_of(name)
+    config = model.config
+    for at, block in layers_of(name):
+        q, k = cache[at + "attn.hook_q"], cache[at + "attn.hook_k"]
+        if config.qk_norm:
+            q = cache[at + "attn.q_norm.hook_normalized"] * block.attn.q_norm.w
+            k = cache[at + "attn.k_norm.hook_normalized"] * block.attn.k_norm.w
+        if config.positions == "rotary":
+            q, k = cache[at + "attn.hook_rot_q"], cache[at + "attn.hook_rot_k"]
+        k = k.repeat_interleave(config.group_size, dim=2)
+        expected = config.attn_scale * torch.einsum("bqhe,bkhe->bhqk", q, k)
+        if config.attn_softcap is not None:
+            expected = config.attn_softcap * torch.tanh(expected / config.attn_softcap)
+        scores = cache[at + "attn.hook_attn_scores"]
+        seen = scores > -torch.inf
+        assert_equal(scores[seen], expected[seen])
+
+
+@over([name for name in WITH_MLP if name not in BRANCH_NORM])
+def test_neurons_and_bias_sum_to_mlp_out(name: str) -> None:
+    _, _, _, cache = run_of(name)
+    for at, block in layers_of(name):
+        total = sum(
+            cache[at + "mlp.hook_post"][..., n, None] * block.mlp.W_out[n] for n in range(block.mlp.W_out.shape[0])
+        )
+        assert_equal(cache[at + "hook_mlp_out"], total if block.mlp.b_out is None else total + block.mlp.b_out)
+
+
+@over(names_where(lambda c: c.norm is not None))
+def test_a_norm_is_its_input_centred_over_the_scale_it_shows(name: str) -> None:
+    model, _, _, cache = run_of(name)
+    config = model.config
+    for at, _ in layers_of(name):
+        x = cache[at + "hook_resid_pre"]
+        if config.norm_placement == "post":
+            x = x + cache[at + "hook_attn_out"]
+        if config.norm == "layernorm":
+            x = x - x.mean(-1, keepdim=True)
+        assert_equal(cache[at + "ln1.hook_scale"], (x.square().mean(-1, keepdim=True) + config.norm_eps).sqrt())
+        assert_equal(cache[at + "ln1.hook_normalized"] * cache[at + "ln1.hook_scale"], x)
+
+
+@over(NAMES)
+def test_split_inputs_are_copies_of_the_stream_before_the_norm(name: str) -> None:
+    model, _, _, cache = run_of(name)
+    config = model.config
+    for at, _ in layers_of(name):
+        for which, heads in (("q", config.n_heads), ("k", config.n_kv_heads), ("v", config.n_kv_heads)):
+            expected = cache[at + "hook_resid_pre"][:, :, None].expand(-1, -1, heads, -1)
+            assert torch.equal(cache[f"{at}hook_{which}_input"], expected)
+        if config.has_mlp:
+            source = "hook_resid_mid" if config.has_resid_mid else "hook_resid_pre"
+            assert torch.equal(cache[at + "hook_mlp_in"], cache[at + source])
+
+
+@over(names_where(lambda c: c.positions != "rotary" and not (c.qk_norm or c.bias_qkv or c.attn_softcap)))
+def test_scores_are_a_bilinear_form_of_what_attention_reads(name: str) -> None:
+    model, _, _, cache = run_of(name)
+    for layer, (at, block) in enumerate(layers_of(name)):
+        read = cache[at + "hook_resid_pre"]
+        if model.config.norm is not None and model.config.norm_placement == "pre":
+            read = normed(block.ln1, read, model.config.norm_eps)
+        for head in range(model.config.n_heads):
+            expected = model.config.attn_scale * read @ (model.W_Q[layer, head] @ model.W_K[layer, head].T) @ read.mT
+            scores = cache[at + "attn.hook_attn_scores"][:, head]
+            seen = scores > -torch.inf
+            assert_equal(scores[seen], expected[seen])
+
+
+# --- looking changes nothing ----------------------------------------------------------------------------------------
+
+
+@over(NAMES)
+def test_capturing_any_hook_leaves_the_logits_alone(name: str) -> None:
+    model = model_of(name)
+    tokens = random_tokens(model.config)
+    expected = model(tokens)
+    for hook_name in model.hook_names:
+        logits, cache = model.run_with_cache(tokens, names_filter=hook_name)
+        assert list(cache) == [hook_name]
+        torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12)
+
+
+@over(NAMES)
+def test_an_edit_that_changes_nothing_leaves_the_logits_alone(name: str) -> None:
+    model = model_of(name)
+    tokens = random_tokens(model.config)
+    seen = []
+    logits = model.run_with_hooks(tokens, [(lambda _: True, lambda activation, hook: seen.append(hook.name))])
+    assert set(seen) == set(model.hook_names)
+    assert_equal(logits, model(tokens))
+
+
+# --- padding --------------------------------------------------------------------------------------------------------
+
+
+@over(NAMES)
+@pytest.mark.parametrize("side", SIDES)
+def test_padding_changes_no_logit_and_no_activation_of_a_real_token(name: str, side: str) -> None:
+    model = model_of(name)
+    prompts = random_prompts(model.config)
+    tokens, mask = pad(prompts, side)
+    logits, cache = model.run_with_cache(tokens, names_filter=lambda _: True, attention_mask=mask)
+    assert_equal(model(tokens, attention_mask=mask)[mask.bool()], logits[mask.bool()])
+    for item, prompt in enumerate(prompts):
+        real = mask[item].bool()
+        alone, cache_alone = model.run_with_cache(prompt[None], names_filter=lambda _: True)
+        assert_equal(logits[item][real], alone[0])
+        for hook_name, value in cache_alone.items():
+            assert_equal(real_part(hook_name, cache[hook_name][item], real), value[0])
+
+
+@over(NAMES)
+@pytest.mark.parametrize("side", SIDES)
+def test_padding_counts_nothing_in_the_loss(name: str, side: str) -> None:
+    model = model_of(name)
+    prompts = random_prompts(model.config)
+    tokens, mask = pad(prompts, side)
+    per_token = model.loss(tokens, attention_mask=mask, per_token=True)
+    total = torch.zeros((), dtype=torch.float64)
+    for item, prompt in enumerate(prompts):
+        alone = model.loss(prompt[None], per_token=True)[0]
+        pairs = (mask[item, 1:] * mask[item, :-1]).bool()
+        assert_equal(per_token[item][pairs], alone)
+        total += alone.sum()
+    assert_equal(model.loss(tokens, attention_mask=mask), total / (sum(LENGTHS) - len(LENGTHS)))
+
+
+@over(NAMES)
+@pytest.mark.parametrize("side", SIDES)
+def test_what_stands_under_the_padding_does_not_matter(name: str, side: str) -> None:
+    model = model_of(name)
+    tokens, mask = pad(random_prompts(model.config), side)
+    others = torch.where(mask.bool(), tokens, random_tokens(model.config, seed=5))
+    assert not torch.equal(others, tokens)
+    real = mask.bool()
+    assert torch.equal(model(tokens, attention_mask=mask)[real], model(others, attention_mask=mask)[real])
+
+
+@over(NAMES)
+@pytest.mark.parametrize("side", SIDES)
+def test_padding_is_attended_to_by_nobody_and_makes_no_nan(name: str, side: str) -> None:
+    model = model_of(name)
+    tokens, mask = pad(random_prompts(model.config), side)
+    logits, cache = model.run_with_cache(tokens, names_filter=lambda _: True, attention_mask=mask)
+    assert torch.isfinite(logits).all()
+    assert torch.isfinite(model(tokens, attention_mask=mask)).all()
+    for hook_name, value in cache.items():
+        if hook_name.endswith("hook_attn_scores"):
+            assert (value.masked_select(~mask.bool()[:, None, None, :]) == -torch.inf).all()
+        else:
+            assert torch.isfinite(value).all(), hook_name
+        if hook_name.endswith("hook_pattern"):
+            assert (value.masked_select(~mask.bool()[:, None, None, :]) == 0).all()
+            blind = value.sum(-1) == 0
+            assert (value.sum(-1)[~blind] - 1).abs().max() < 1e-12
+            if side == "left":
+                assert torch.equal(blind, ~mask.bool()[:, None].expand_as(blind))
+
+
+@over(NAMES)
+def test_a_mask_of_ones_is_no_mask(name: str) -> None:
+    model = model_of(name)
+    tokens = random_tokens(model.config)
+    ones = torch.ones_like(tokens)
+    assert_equal(model(tokens, attention_mask=ones), model(tokens))
+    assert_equal(model.loss(tokens, attention_mask=ones), model.loss(tokens))
+
+
+# --- the future -----------------------------------------------------------------------------------------------------
+
+
+@over(NAMES)
+@pytest.mark.parametrize("cut", [1, 8])
+def test_later_tokens_change_nothing_before_them(name: str, cut: int) -> None:
+    model = model_of(name)
+    tokens = random_tokens(model.config)
+    others = tokens.clone()
+    others[:, cut:] = (others[:, cut:] + 1) % model.config.d_vocab
+    fast, fast_others = model(tokens), model(others)
+    assert_equal(fast[:, :cut], fast_others[:, :cut])
+    assert (fast[:, cut:] - fast_others[:, cut:]).abs().amax() > 1e-3
+    _, cache = model.run_with_cache(tokens, names_filter=lambda _: True)
+    _, cache_others = model.run_with_cache(others, names_filter=lambda _: True)
+    early = torch.arange(POS) < cut
+    for hook_name, value in cache.items():
+        for item in range(len(tokens)):
+            shown = real_part(hook_name, value[item], early)
+            assert_equal(shown, real_part(hook_name, cache_others[hook_name][item], early))
+
+
+@over(NAMES)
+def test_no_edit_of_scores_or_pattern_leaks_the_future(name: str) -> None:
+    model = model_of(name)
+    tokens = random_tokens(model.config)
+    others = tokens.clone()
+    others[:, -1] = (others[:, -1] + 1) % model.config.d_vocab
+
+    def open_up(activation: torch.Tensor, hook: object) -> torch.Tensor:
+        return torch.ones_like(activation)
+
+    for stem in ("hook_attn_scores", "hook_pattern"):
+        hooks = [(lambda hook_name, stem=stem: hook_name.endswith(stem), open_up)]
+        logits, logits_others = model.run_with_hooks(tokens, hooks), model.run_with_hooks(others, hooks)
+        assert_equal(logits[:, :-1], logits_others[:, :-1])
+
+
+@over(NAMES)
+def test_earlier_tokens_matter_where_they_can_be_seen(name: str) -> None:
+    # Guards the tests above: a model that mixed nothing would be causal, too.
+    model = model_of(name)
+    tokens = random_tokens(model.config)
+    others = tokens.clone()
+    others[:, -2] = (others[:, -2] + 1) % model.config.d_vocab
+    assert (model(tokens)[:, -1] - model(others)[:, -1]).abs().amax() > 1e-4
