@@ -115,9 +115,9 @@ class _SingularValues(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         A, B = ctx.saved_tensors
-        U, _, Vh = svd(A, B)
+        U, _, Vh = svd(A, B)  # autograd sums the gradients below over the axes along which a factor is shared
         right = grad.unsqueeze(-1) * Vh
-        return (U @ (right @ B.mT)).sum_to_size(A.shape), ((A.mT @ U) @ right).sum_to_size(B.shape)
+        return U @ (right @ B.mT), (A.mT @ U) @ right
 
 
 class _FrobeniusNorm(torch.autograd.Function):
@@ -137,4 +137,4 @@ class _FrobeniusNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         A, B, norm = ctx.saved_tensors
         scale = torch.where(norm == 0, 0, grad / norm)[..., None, None]
-        return (scale * A @ (B @ B.mT)).sum_to_size(A.shape), (scale * (A.mT @ A) @ B).sum_to_size(B.shape)
+        return scale * A @ (B @ B.mT), scale * (A.mT @ A) @ B

@@ -240,14 +240,14 @@ def test_linear_algebra_is_done_in_float32_at_least(dtype: torch.dtype) -> None:
 
 
 def test_small_singular_values_keep_the_accuracy_of_their_precision() -> None:
-    """Spectrum 1 … 1e-6 in float32: each value within a few eps of the largest, where Gram matrices miss by √eps."""
-    Q = torch.linalg.qr(random(40, 8)).Q
+    """Spectrum 1 … 1e-6 in float32; a Gram matrix in float32 would be off by some per cent at the small end."""
+    U, V, mix = (torch.linalg.qr(random(size, 8, seed=size)).Q for size in (40, 50, 8))
     known = torch.logspace(0, -6, 8, dtype=torch.float64)
-    F = FactoredMatrix((Q * known).float(), torch.linalg.qr(random(50, 8, seed=1)).Q.mT.float())
+    F = FactoredMatrix((U * known.sqrt() @ mix).float(), (mix.mT @ (V * known.sqrt()).mT).float())
     exact = torch.linalg.svdvals(F.A.double() @ F.B.double())[:8]
     for values in (F.singular_values(), F.svd().S):
         assert (values - exact).abs().max() < 1e-6
-        assert ((values - exact).abs() / exact)[:4].max() < 1e-4
+        assert ((values - exact).abs() / exact).max() < 1e-3
         assert abs(values[0] - exact[0]) / exact[0] < 1e-6
     assert F.rank() == 7  # 1e-6 is under 50 · eps, 7e-6 is over
     assert F.rank(tol=1e-3) == (known > 1e-3).sum()
@@ -293,7 +293,10 @@ QUANTITIES = {
 @pytest.mark.parametrize("quantity", QUANTITIES)
 @pytest.mark.parametrize("r", [2, 6])
 def test_gradients_are_right_to_second_order(quantity: str, r: int) -> None:
-    A, B = random(2, 5, r).requires_grad_(), random(r, 5, seed=1).requires_grad_()  # B is shared: its gradient sums
+    A, B = (
+        random(2, 1, 5, r).requires_grad_(),
+        random(3, r, 5, seed=1).requires_grad_(),
+    )  # both are shared along an axis
 
     def of_factors(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
         return QUANTITIES[quantity](FactoredMatrix(A, B))
