@@ -12,10 +12,15 @@ from circuits._lazy import attach
 
 # A public name stands twice, once for type checkers and once for the interpreter; a test holds the two lists equal.
 if TYPE_CHECKING:
+    from analysis.ablation import ablate as ablate
     from analysis.accounting import flops as flops, parameter_table as parameter_table
+    from analysis.patterns import attention_patterns as attention_patterns, head_scores as head_scores
 else:
     _PUBLIC: dict[str, str] = {
+        "ablate": "analysis.ablation",
+        "attention_patterns": "analysis.patterns",
         "flops": "analysis.accounting",
+        "head_scores": "analysis.patterns",
         "parameter_table": "analysis.accounting",
     }
     __all__ = list(_PUBLIC)

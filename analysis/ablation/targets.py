@@ -1,0 +1,54 @@
+"""Which components a sweep takes out, one group after the other."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from circuits.components import MLP, Attn, Block, Component, Head, Neuron, check_component
+from circuits.config import GPTConfig
+
+# One component, or several that are taken out together.
+Target = Component | tuple[Component, ...]
+
+_WORDS = ("heads", "mlps", "attns", "blocks", "neurons")
+
+
+def targets_of(components: str | Sequence[Target], config: GPTConfig) -> tuple[Target, ...]:
+    """The targets that a word (``"heads"``, ``"mlps"``, ``"attns"``, ``"blocks"``, ``"neurons"``) or a list stands for.
+
+    Raises:
+        ValueError: An unknown word (with the nearest), an empty list, or a part that the model lacks.
+        IndexError: A layer, head or neuron that the model does not have.
+        TypeError: Something that is no component.
+    """
+    if isinstance(components, str):
+        return _of_word(components, config)
+    targets = tuple(tuple(target) if isinstance(target, list | tuple) else target for target in components)
+    if not targets or () in targets:
+        raise ValueError(f"expected at least one component to ablate, got {list(components)}")
+    for target in targets:
+        for component in members(target):
+            check_component(component, config)
+    return targets
+
+
+def members(target: Target) -> tuple[Component, ...]:
+    """The components of a target."""
+    return target if isinstance(target, tuple) else (target,)
+
+
+def _of_word(word: str, config: GPTConfig) -> tuple[Target, ...]:
+    if word not in _WORDS:
+        near = difflib.get_close_matches(word, _WORDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; the words are {', '.join(_WORDS)}"
+        raise ValueError(f"components {word!r} names no kind of component{hint}")
+    if word in ("mlps", "neurons") and not config.has_mlp:
+        raise ValueError(f"components {word!r}: the model is attention-only")
+    layers = range(config.n_layers)
+    if word == "heads":
+        return tuple(Head(layer, head) for layer in layers for head in range(config.n_heads))
+    if word == "neurons":
+        return tuple(Neuron(layer, index) for layer in layers for index in range(config.d_mlp))
+    kind = {"attns": Attn, "mlps": MLP, "blocks": Block}[word]
+    return tuple(kind(layer) for layer in layers)

@@ -1,0 +1,319 @@
+"""What a run is judged by: loss, logit difference, KL divergence; and how sure a mean over prompts is.
+
+Pure functions first. A `Metric` is a value that says which of them, so that a measurement can be given one by name
+(``"loss"``), with its answers (``logit_diff(correct, wrong)``), or as a function of the logits.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from circuits.tokens import last_positions, next_token_losses, predicted
+
+Mask = Bool[Tensor, "batch pos"] | None
+
+
+# --- of logits ------------------------------------------------------------------------------------------------------
+
+
+def loss_per_prompt(
+    logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"], mask: Mask = None
+) -> Float[Tensor, " batch"]:
+    """Mean next-token cross-entropy of each prompt, nats, over the tokens it predicts (padding left out).
+
+    Raises:
+        ValueError: A single position, which has no next token.
+    """
+    losses = next_token_losses(raised(logits), tokens, mask)
+    return losses.mean(-1) if mask is None else losses.sum(-1) / predicted(mask).sum(-1)
+
+
+def logit_difference(
+    logits: Float[Tensor, "batch pos d_vocab"],
+    correct: Int[Tensor, " batch"],
+    wrong: Int[Tensor, " batch"],
+    position: int = -1,
+    mask: Mask = None,
+) -> Float[Tensor, " batch"]:
+    """``logit(correct) − logit(wrong)`` at one position of each prompt.
+
+    Negative positions count from the last real token: −1 is that token, whatever the padding.
+
+    Raises:
+        IndexError: A position that some prompt does not have.
+    """
+    at = real_positions(position, logits.shape[:2], mask, logits.device)
+    rows = torch.arange(len(at), device=at.device)
+    here = raised(logits[rows, at])
+    return here[rows, correct] - here[rows, wrong]
+
+
+def kl_divergence(
+    clean: Float[Tensor, "batch pos d_vocab"], changed: Float[Tensor, "batch pos d_vocab"], mask: Mask = None
+) -> Float[Tensor, " batch"]:
+    """``KL(clean ‖ changed) = Σ p_clean log(p_clean / p_changed)``, nats, mean over the real positions of a prompt."""
+    log_clean, log_changed = raised(clean).log_softmax(-1), raised(changed).log_softmax(-1)
+    per_position = F.kl_div(log_changed, log_clean, reduction="none", log_target=True).sum(-1)
+    if mask is None:
+        return per_position.mean(-1)
+    return per_position.masked_fill(~mask, 0.0).sum(-1) / mask.sum(-1)
+
+
+def real_positions(
+    position: int, shape: torch.Size | tuple[int, int], mask: Mask, device: torch.device | None = None
+) -> Int[Tensor, " batch"]:
+    """The index of one position in each row of a batch, counted over its real tokens.
+
+    Raises:
+        IndexError: A position that some row does not have.
+    """
+    batch, pos = shape
+    first = torch.zeros(batch, dtype=torch.long, device=device)
+    last = first + pos - 1
+    if mask is not None:
+        first, last = mask.long().argmax(-1), last_positions(mask, mask)
+    at = last + 1 + position if position < 0 else first + position
+    outside = ((at < first) | (at > last)).nonzero()
+    if len(outside):
+        row = int(outside[0])
+        raise IndexError(f"position {position} is not in row {row}, which has {int(last[row] - first[row]) + 1} tokens")
+    return at
+
+
+def raised(x: Tensor) -> Tensor:
+    """At least float32: sums over a vocabulary lose too much in 16 bits."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+# --- as values ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What a metric may look at beside the logits.
+
+    Attributes:
+        tokens: ``[batch pos]``.
+        mask: True for tokens, False for padding; None where all are tokens.
+        clean: Logits of the unchanged run, ``[batch pos d_vocab]``.
+    """
+
+    tokens: Int[Tensor, "batch pos"]
+    mask: Mask
+    clean: Float[Tensor, "batch pos d_vocab"]
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """One number for each prompt, and how much each prompt weighs in a mean."""
+
+    @property
+    def name(self) -> str:
+        """What a table calls it."""
+
+    def measure(self, logits: Tensor, prompts: Prompts) -> Tensor:
+        """``[batch]`` from the logits ``[batch pos d_vocab]`` of a run."""
+
+    def weights(self, prompts: Prompts) -> Tensor:
+        """``[batch]``: the number of tokens that each prompt's value is a mean over, or 1."""
+
+
+class _PerPrompt:
+    """A metric with one reading for each prompt: every prompt weighs the same."""
+
+    def weights(self, prompts: Prompts) -> Tensor:
+        """Ones."""
+        return torch.ones(len(prompts.tokens), dtype=torch.float64, device=prompts.tokens.device)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Next-token loss; a mean over prompts weights tokens."""
+
+    name: str = "loss"
+
+    def measure(self, logits: Tensor, prompts: Prompts) -> Tensor:
+        """See `loss_per_prompt`."""
+        return loss_per_prompt(logits, prompts.tokens, prompts.mask)
+
+    def weights(self, prompts: Prompts) -> Tensor:
+        """Predicted tokens of each prompt."""
+        real = torch.ones_like(prompts.tokens, dtype=torch.bool) if prompts.mask is None else prompts.mask
+        return predicted(real).sum(-1).double()
+
+
+@dataclass(frozen=True)
+class KL:
+    """KL divergence from the clean run; a mean over prompts weights tokens."""
+
+    name: str = "kl"
+
+    def measure(self, logits: Tensor, prompts: Prompts) -> Tensor:
+        """See `kl_divergence`."""
+        return kl_divergence(prompts.clean, logits, prompts.mask)
+
+    def weights(self, prompts: Prompts) -> Tensor:
+        """Tokens of each prompt."""
+        real = torch.ones_like(prompts.tokens, dtype=torch.bool) if prompts.mask is None else prompts.mask
+        return real.sum(-1).double()
+
+
+@dataclass(frozen=True, eq=False)
+class LogitDiff(_PerPrompt):
+    """``logit(correct) − logit(wrong)`` at one position; made by `logit_diff`."""
+
+    correct: Int[Tensor, " batch"] | int
+    wrong: Int[Tensor, " batch"] | int
+    position: int = -1
+    name: str = "logit_diff"
+
+    def measure(self, logits: Tensor, prompts: Prompts) -> Tensor:
+        """See `logit_difference`."""
+        batch, d_vocab = logits.shape[0], logits.shape[-1]
+        answers = [
+            _answers(what, given, batch, d_vocab, logits.device)
+            for what, given in (("correct", self.correct), ("wrong", self.wrong))
+        ]
+        return logit_difference(logits, answers[0], answers[1], self.position, prompts.mask)
+
+
+@dataclass(frozen=True, eq=False)
+class OfLogits(_PerPrompt):
+    """A caller's own function ``logits [batch pos d_vocab] -> [batch]``."""
+
+    function: Callable[[Tensor], Tensor]
+
+    @property
+    def name(self) -> str:
+        """The function's own name."""
+        return str(getattr(self.function, "__name__", "metric"))
+
+    def measure(self, logits: Tensor, prompts: Prompts) -> Any:
+        """The function's answer, whatever it is: `measured` checks it."""
+        return self.function(logits)
+
+
+def logit_diff(correct: Int[Tensor, " batch"] | int, wrong: Int[Tensor, " batch"] | int, position: int = -1) -> Metric:
+    """The metric ``logit(correct) − logit(wrong)`` at a position of each prompt (−1: its last real token).
+
+    Args:
+        correct: Token ids, one for each prompt or one for all.
+        wrong: Likewise.
+        position: Where the answer is predicted.
+
+    Raises:
+        ValueError: `correct` and `wrong` are the same token.
+    """
+    same = torch.as_tensor(correct) == torch.as_tensor(wrong)
+    if bool(same.any()):
+        where = "" if same.ndim == 0 else f" in row {int(same.nonzero()[0])}"
+        raise ValueError(f"correct and wrong are the same token{where}: their logits never differ")
+    return LogitDiff(correct, wrong, position)
+
+
+_BY_NAME: dict[str, Metric] = {"loss": Loss(), "kl": KL()}
+
+
+def as_metric(metric: object) -> Metric:
+    """The metric that a name, a metric or a function of the logits stands for.
+
+    Raises:
+        ValueError: An unknown name, with the nearest.
+        TypeError: Something else.
+    """
+    if isinstance(metric, str):
+        if metric not in _BY_NAME:
+            near = difflib.get_close_matches(metric, _BY_NAME, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"no metric is called {metric!r}{hint} (use 'loss', 'kl', logit_diff(…) or a function)")
+        return _BY_NAME[metric]
+    if isinstance(metric, Metric):
+        return metric
+    if callable(metric):
+        return OfLogits(metric)
+    raise TypeError(f"expected a metric ('loss', 'kl', logit_diff(…) or a function of logits), not {metric!r}")
+
+
+def measured(metric: Metric, logits: Tensor, prompts: Prompts, what: str) -> Float[Tensor, " batch"]:
+    """A metric's value for each prompt, refused where it is not that.
+
+    Args:
+        metric: The metric.
+        logits: ``[batch pos d_vocab]`` of a run.
+        prompts: What the run was on.
+        what: What the run was, for the message: ``"the clean run"``, ``"ablating L2H3"``.
+
+    Raises:
+        TypeError: A metric that returned something other than a floating-point tensor.
+        ValueError: Another shape than ``[batch]``, or NaN; the message names `what`.
+    """
+    value = metric.measure(logits, prompts)
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        raise TypeError(f"metric {metric.name} returned {value!r} for {what}, expected a tensor of numbers [batch]")
+    if list(value.shape) != [len(prompts.tokens)]:
+        expected = f"[batch] = [{len(prompts.tokens)}]"
+        raise ValueError(f"metric {metric.name} returned shape {list(value.shape)} for {what}, expected {expected}")
+    if bool(value.isnan().any()):
+        raise ValueError(f"metric {metric.name} is NaN for {what}, in row {int(value.isnan().nonzero()[0])}")
+    return value
+
+
+def _answers(
+    what: str, given: Int[Tensor, " batch"] | int, batch: int, d_vocab: int, device: torch.device
+) -> Int[Tensor, " batch"]:
+    ids = torch.as_tensor(given, device=device)
+    if ids.ndim > 1 or (ids.ndim == 1 and len(ids) != batch):
+        raise ValueError(
+            f"{what} has shape {list(ids.shape)}, expected one token id, or one for each of {batch} prompts"
+        )
+    if bool(((ids < 0) | (ids >= d_vocab)).any()):
+        raise IndexError(f"{what} {ids.tolist()} is not in a vocabulary of {d_vocab} (0 to {d_vocab - 1})")
+    return ids.expand(batch)
+
+
+# --- uncertainty ----------------------------------------------------------------------------------------------------
+
+
+def weighted_mean(
+    values: Float[Tensor, "component batch"], weights: Float[Tensor, " batch"]
+) -> Float[Tensor, " component"]:
+    """``Σ w v / Σ w`` over prompts."""
+    return (values * weights).sum(-1) / weights.sum()
+
+
+def bootstrap_interval(
+    values: Float[Tensor, "component batch"],
+    weights: Float[Tensor, " batch"],
+    level: float = 0.95,
+    draws: int = 1000,
+    seed: int = 0,
+) -> Float[Tensor, "component bound"]:
+    """Percentile bootstrap interval of the weighted mean over prompts (Efron 1979).
+
+    Prompts are drawn with replacement; the interval holds the middle `level` of the means so found. It speaks of the
+    prompts' spread only: other prompts of the same kind, not other kinds. All components see the same draws. One prompt
+    has no spread to speak of: its interval is NaN.
+
+    Raises:
+        ValueError: A level that is not between 0 and 1.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, not {level}")
+    batch = values.shape[-1]
+    if batch < 2:
+        return values.new_full((len(values), 2), float("nan"))
+    generator = torch.Generator().manual_seed(seed)
+    picks = torch.randint(batch, (draws, batch), generator=generator)
+    counts = torch.zeros(draws, batch, dtype=torch.float64).scatter_add_(1, picks, torch.ones_like(picks).double())
+    weighted = counts.to(values.device) * weights.double()
+    means = (weighted @ values.double().mT) / weighted.sum(-1, keepdim=True)
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64, device=values.device)
+    return torch.quantile(means, ends, dim=0).mT.to(values.dtype)
