@@ -238,6 +238,8 @@ class GPTConfig:
         if missing:
             raise ValueError(f"the config lacks {', '.join(missing)}")
         fields = dict(data)
+        if isinstance(fields.get("window"), list):  # JSON has no tuples
+            fields["window"] = tuple(fields["window"])
         if isinstance(fields.get("rotary_scaling"), dict):
             fields["rotary_scaling"] = RotaryScaling(**fields["rotary_scaling"])
         return GPTConfig(**fields)

@@ -1,0 +1,60 @@
+"""`load`: what a source means, and that nothing but "hf:" could mean the network."""
+
+import socket
+
+import pytest
+import torch
+
+from circuits.config import GPTConfig
+from circuits.model import HookedGPT
+from circuits.sources import load
+from circuits.storage import CheckpointError, bundled_names, save
+
+SIZES = {"n_layers": 1, "d_model": 6, "n_heads": 3, "n_ctx": 13, "d_vocab": 17}
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        pytest.fail("the network was touched")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def test_load_reads_own_checkpoints(tmp_path):
+    model = HookedGPT(GPTConfig(**SIZES))
+    save(model, tmp_path / "m.safetensors")
+    for source in (tmp_path / "m.safetensors", str(tmp_path / "m.safetensors")):
+        again = load(source, dtype=torch.float64, device="cpu")
+        assert again.dtype == torch.float64
+        assert torch.equal(again.W_E.float(), model.W_E)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "EleutherAI/pythia-70m", "shakespear", "nothing like it"])
+def test_unknown_name_lists_what_there_is_and_stays_off_the_network(name):
+    with pytest.raises(ValueError, match=f"'{name}' is neither a bundled model nor a path") as error:
+        load(name)
+    assert all(bundled in str(error.value) for bundled in bundled_names())
+
+
+@pytest.mark.parametrize("path", ["./m", "runs/m.safetensors", "m.gguf", "/nowhere/m"])
+def test_path_with_nothing_there_is_a_missing_file(path):
+    with pytest.raises(FileNotFoundError, match=f"no file or folder '{path}'"):
+        load(path)
+
+
+def test_forms_that_are_not_read_say_so(tmp_path):
+    with pytest.raises(ValueError, match="hub are not read"):
+        load("hf:openai-community/gpt2")
+    with pytest.raises(ValueError, match="Hugging Face folders are not read"):
+        load(tmp_path)
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match="GGUF files are not read"):
+        load(tmp_path / "m.gguf")
+
+
+def test_a_pickle_is_refused(tmp_path):
+    (tmp_path / "model.bin").write_bytes(b"\x80\x04")
+    with pytest.raises(CheckpointError, match="a pickle"):
+        load(tmp_path / "model.bin")
