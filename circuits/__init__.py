@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from circuits.config import GPTConfig as GPTConfig
     from circuits.factored import FactoredMatrix as FactoredMatrix
     from circuits.model import HookedGPT as HookedGPT
+    from circuits.sources import load as load
+    from circuits.storage import save as save
 else:
     _PUBLIC: dict[str, str] = {
         "ActivationCache": "circuits.cache",
@@ -41,6 +43,8 @@ else:
         "PosEmbed": "circuits.components",
         "FactoredMatrix": "circuits.factored",
         "GPTConfig": "circuits.config",
+        "load": "circuits.sources",
+        "save": "circuits.storage",
     }
     __all__ = list(_PUBLIC)
     __getattr__, __dir__ = attach(__name__, _PUBLIC)
