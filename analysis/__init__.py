@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from analysis.ablation import ablate as ablate
     from analysis.accounting import flops as flops, parameter_table as parameter_table
     from analysis.patterns import attention_patterns as attention_patterns, head_scores as head_scores
+    from analysis.ranks import copying_scores as copying_scores, head_ranks as head_ranks
 else:
     _PUBLIC: dict[str, str] = {
         "ablate": "analysis.ablation",
         "attention_patterns": "analysis.patterns",
+        "copying_scores": "analysis.ranks",
         "flops": "analysis.accounting",
+        "head_ranks": "analysis.ranks",
         "head_scores": "analysis.patterns",
         "parameter_table": "analysis.accounting",
     }

@@ -19,6 +19,17 @@ from circuits.factored import FactoredMatrix
 from circuits.layers import rotary_frequencies, rotary_tables, rotate
 
 
+def turned(
+    W_Q: Float[Tensor, "*batch d_model d_head"], config: GPTConfig, offset: int | None
+) -> Float[Tensor, "*batch d_model d_head"]:
+    """``W_Q R(Δ)``: query weights turned by the offset Δ = query position − key position, as rotary positions do."""
+    if not offset:
+        return W_Q
+    frequencies = rotary_frequencies(config).to(W_Q.device)
+    cos, sin = rotary_tables(frequencies, torch.tensor([offset], device=W_Q.device), W_Q.dtype)
+    return rotate(W_Q, (cos[0, 0], sin[0, 0]), config.rotary_layout)
+
+
 class HeadCircuits:
     """`W_QK` or `W_OV` of every head: a `FactoredMatrix` with leading axes ``[layer head]``, stacked only when needed.
 
@@ -70,22 +81,14 @@ class HeadCircuits:
         shared = head // config.group_size
         if self.kind == "OV":
             return FactoredMatrix(attn.W_V[shared], attn.W_O[head])
-        return FactoredMatrix(self._turned(attn.W_Q[head]), attn.W_K[shared].mT, note=self.note)
+        return FactoredMatrix(turned(attn.W_Q[head], config, self.offset), attn.W_K[shared].mT, note=self.note)
 
     def stacked(self) -> FactoredMatrix:
         """All heads at once, ``[layer head d_model d_model]`` as factors (copies of the weights)."""
         model = self._model
         if self.kind == "OV":
             return FactoredMatrix(model.W_V, model.W_O)
-        return FactoredMatrix(self._turned(model.W_Q), model.W_K.mT, note=self.note)
-
-    def _turned(self, W_Q: Float[Tensor, "*batch d_model d_head"]) -> Float[Tensor, "*batch d_model d_head"]:
-        if not self.offset:
-            return W_Q
-        config = self._model.config
-        frequencies = rotary_frequencies(config).to(W_Q.device)
-        cos, sin = rotary_tables(frequencies, torch.tensor([self.offset], device=W_Q.device), W_Q.dtype)
-        return rotate(W_Q, (cos[0, 0], sin[0, 0]), config.rotary_layout)
+        return FactoredMatrix(turned(model.W_Q, model.config, self.offset), model.W_K.mT, note=self.note)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, tuple) and len(index) >= 2 and all(type(i) is int for i in index[:2]):

@@ -3,16 +3,14 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from circuits.text import CharTokenizer, PretrainedTokenizer, Tokenizer, tokenizer_from_dict
 
 
 def byte_level_json(bos_in_post_processor: bool = False) -> str:
     """A tokenizer.json of GPT-2's kind: the 256 bytes, two merges and one added token."""
-    from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
-    from tokenizers import Tokenizer as Rust
+    from tokenizers import AddedToken, Tokenizer as Rust, decoders, models, pre_tokenizers, processors
 
     vocab = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     vocab |= {"th": 256, "Ġth": 257}
@@ -27,8 +25,7 @@ def byte_level_json(bos_in_post_processor: bool = False) -> str:
 
 def sentencepiece_json() -> str:
     """A tokenizer.json of Llama's kind: ``▁`` for spaces, ``<0xE2>`` for bytes."""
-    from tokenizers import Tokenizer as Rust
-    from tokenizers import decoders, models, normalizers
+    from tokenizers import Tokenizer as Rust, decoders, models, normalizers
 
     vocab = {"<unk>": 0, "▁": 1, "a": 2, "▁a": 3} | {f"<0x{byte:02X}>": 4 + byte for byte in range(256)}
     rust = Rust(models.BPE(vocab=vocab, merges=[("▁", "a")], unk_token="<unk>", byte_fallback=True))

@@ -1,0 +1,157 @@
+"""Weights as the circuits use them: the norms' gains and centring read in on the fly, no new model made.
+
+A pre-norm head reads ``LN(x) W = ((x P) ⊙ γ) W / scale + β W``, where `P` takes the mean off each row (LayerNorm; the
+identity for RMSNorm). At a given scale that is one linear map of the stream, ``P diag(γ) W``, and this is what
+composition, copying and full circuits depend on. Biases do not belong to it. ``raw=True`` gives the bare weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from circuits.config import GPTConfig
+from circuits.factored import FactoredMatrix
+from circuits.layers import Norm
+from circuits.model import HookedGPT
+from circuits.weights import turned
+
+
+def read_through(W: Float[Tensor, "*batch d_model n"], norm: Norm | None) -> Float[Tensor, "*batch d_model n"]:
+    """``P diag(γ) W``: rows scaled by the norm's gain, then the column means taken off where the norm centres."""
+    W = _at_least_float32(W)
+    if norm is None:
+        return W
+    scaled = norm.w.to(W.dtype)[:, None] * W
+    return scaled - scaled.mean(-2, keepdim=True) if norm.kind == "layernorm" else scaled
+
+
+def write_through(W: Float[Tensor, "*batch n d_model"], norm: Norm | None) -> Float[Tensor, "*batch n d_model"]:
+    """``W P diag(γ)``: what reaches the stream through a norm on a branch's output, at a given scale."""
+    W = _at_least_float32(W)
+    if norm is None:
+        return W
+    return (centred_writes(W) if norm.kind == "layernorm" else W) * norm.w.to(W.dtype)
+
+
+def centred_writes(W: Float[Tensor, "*batch n d_model"]) -> Float[Tensor, "*batch n d_model"]:
+    """``W P``: each row less its mean, which no LayerNorm that reads it sees."""
+    return W - W.mean(-1, keepdim=True)
+
+
+def readers_centre(config: GPTConfig) -> bool:
+    """Whether everything that reads the stream takes its mean off first: pre-norm LayerNorm throughout."""
+    return config.norm == "layernorm" and config.norm_placement == "pre" and config.final_norm
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """The four maps of every head, stacked over layers; keys and values gathered to the query heads.
+
+    Attributes:
+        W_Q: What a query reads; likewise `W_K` and `W_V`.
+        W_O: What the head writes.
+        raw: Whether these are the bare weights.
+        note: What was read in, in words.
+        offset: Query minus key position of a rotary model's QK; None elsewhere.
+    """
+
+    W_Q: Float[Tensor, "layer head d_model d_head"]
+    W_K: Float[Tensor, "layer head d_model d_head"]
+    W_V: Float[Tensor, "layer head d_model d_head"]
+    W_O: Float[Tensor, "layer head d_head d_model"]
+    raw: bool
+    note: str
+    offset: int | None = None
+
+    @property
+    def QK(self) -> FactoredMatrix:
+        """``W_Q W_Kᵀ`` of every head, ``[layer head d_model d_model]`` as factors."""
+        return FactoredMatrix(self.W_Q, self.W_K.mT, note=self.note)
+
+    @property
+    def OV(self) -> FactoredMatrix:
+        """``W_V W_O`` of every head, likewise."""
+        return FactoredMatrix(self.W_V, self.W_O, note=self.note)
+
+
+@torch.no_grad()
+def head_weights(model: HookedGPT, raw: bool = False, offset: int = 0) -> HeadWeights:
+    """The maps of every head with what stands between them and the stream read in.
+
+    Pre-norm: `W_Q`, `W_K`, `W_V` read through the block's first norm. Writes go through the norm on the branch's output
+    where there is one, and are centred where every reader centres. The gains of query and key norms are read in too,
+    their scales held. In a post-norm model heads read and write the normalised stream itself: nothing to read in.
+
+    Args:
+        model: A model.
+        raw: The bare weights instead.
+        offset: Rotary models: query position minus key position; ``W_QK = W_Q R(offset) W_Kᵀ``.
+
+    Raises:
+        ValueError: An offset for a model whose positions are not rotary.
+    """
+    config = model.config
+    if offset and config.positions != "rotary":
+        raise ValueError(f"offset {offset} means nothing where positions is {config.positions!r}, not 'rotary'")
+    W_Q, W_K, W_V, W_O = (_at_least_float32(W) for W in (model.W_Q, model.W_K, model.W_V, model.W_O))
+    if not raw:
+        if config.norm_placement == "pre":
+            W_Q, W_K, W_V = (_per_layer(model, W, "ln1") for W in (W_Q, W_K, W_V))
+        if config.qk_norm:
+            W_Q, W_K = W_Q * _gains(model, "q_norm"), W_K * _gains(model, "k_norm")
+        W_O = torch.stack([write_through(W_O[block.names.layer], block.ln1_post) for block in model.blocks])
+        W_O = centred_writes(W_O) if readers_centre(config) else W_O
+    rotary = config.positions == "rotary"
+    W_Q = turned(W_Q, config, offset)
+    return HeadWeights(W_Q, W_K, W_V, W_O, raw, _note(config, raw, offset), offset if rotary else None)
+
+
+@torch.no_grad()
+def unembedding(model: HookedGPT, raw: bool = False) -> Float[Tensor, "d_model d_vocab"]:
+    """`W_U` read through the final norm and centred over the vocabulary, since softmax sees no shift of all logits."""
+    if raw:
+        return _at_least_float32(model.W_U.detach())
+    W_U = read_through(model.W_U, model.ln_final)
+    return W_U - W_U.mean(-1, keepdim=True)
+
+
+@torch.no_grad()
+def embedding(model: HookedGPT, raw: bool = False) -> Float[Tensor, "d_vocab d_model"]:
+    """`W_E` as it enters the stream: times `embed_scale`, centred where every reader centres."""
+    W_E = _at_least_float32(model.W_E.detach())
+    if raw:
+        return W_E
+    return (centred_writes(W_E) if readers_centre(model.config) else W_E) * model.config.embed_scale
+
+
+def _per_layer(model: HookedGPT, W: Tensor, norm: str) -> Tensor:
+    return torch.stack([read_through(W[layer], getattr(block, norm)) for layer, block in enumerate(model.blocks)])
+
+
+def _gains(model: HookedGPT, norm: str) -> Float[Tensor, "layer 1 1 d_head"]:
+    """The gains of a query or key norm, to be multiplied into the columns."""
+    return torch.stack([getattr(block.attn, norm).w for block in model.blocks])[:, None, None]
+
+
+def _note(config: GPTConfig, raw: bool, offset: int) -> str:
+    if raw:
+        notes = ["raw weights"]
+    elif config.norm is None:
+        notes = ["no norm to read in"]
+    elif config.norm_placement == "post":
+        notes = ["post-norm: nothing to read in"]
+    else:
+        notes = ["norm gains and centring read in" if config.norm == "layernorm" else "norm gains read in"]
+    if config.positions == "rotary":
+        notes.append(f"QK at rotary offset {offset}")
+    if config.qk_norm:
+        notes.append("QK without query and key norms" if raw else "QK at fixed scales of the query and key norms")
+    return ", ".join(notes)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
