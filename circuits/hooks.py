@@ -83,6 +83,8 @@ def edits_of(fwd_hooks: FwdHooks, names: tuple[str, ...]) -> Edits:
         if where is None:
             raise TypeError("a hook function needs a name or a predicate, not None")
         selected = hook_vocabulary.resolve(where, names)
+        if not selected:
+            raise KeyError("the predicate of fwd_hooks selects no hook of this model, so its function would never run")
         for name in names:
             if name in selected:
                 edits[name] = (*edits.get(name, ()), function)
