@@ -117,6 +117,9 @@ class Tap:
         if name in self._capture:
             activation = self._kept(activation)
             self.captured[name] = activation
+            if self.grad and settle is not None:
+                # What settling discards has no effect, so it has no gradient either.
+                return settle(activation)
         return activation
 
     def touches(self, *names: str) -> bool:
@@ -135,9 +138,10 @@ class Tap:
         # A slice of a larger buffer would keep all of it alive: hold only what was asked for.
         if activation.untyped_storage().nbytes() > activation.numel() * activation.element_size():
             activation = activation.clone(memory_format=torch.contiguous_format)
-        if self.grad and not activation.requires_grad:
-            activation = activation.detach().requires_grad_()
-        return activation
+        if not self.grad:
+            return activation
+        # Two names can show one tensor (`hook_resid_mid`, `hook_mlp_in`), but only what follows a name is its gradient.
+        return activation.view_as(activation) if activation.requires_grad else activation.detach().requires_grad_()
 
 
 NO_TAP = Tap()

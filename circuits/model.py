@@ -129,7 +129,7 @@ class HookedGPT(StackedWeights):
     def _pass(self, tokens: Tensor, attention_mask: Tensor | None, hooks: Hooks) -> tuple[Tensor, dict[str, Tensor]]:
         tokens = check_tokens(tokens, self.config)
         mask = check_mask(attention_mask, tokens)
-        for model, scoped in _SCOPED.get():
+        for model, scoped in reversed(_SCOPED.get()):
             hooks = scoped | hooks if model is self else hooks
         tap = NO_TAP if hooks is NO_HOOKS else Tap(hooks)
         run = self.start(tokens, mask, tap)

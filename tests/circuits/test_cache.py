@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from tests.architectures import make
 from tests.batches import pad, random_prompts, random_tokens
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, strategies as st
+
 from circuits.components import (
     MLP,
     Attn,
@@ -20,8 +22,6 @@ from circuits.components import (
     check_component,
     parse_component,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.architectures import config
 
 FORMS = {
@@ -53,7 +53,9 @@ def test_any_indices_survive_the_text_form(kind: type[Component], layer: int, in
     assert parse_component(str(component)) == component
 
 
-@pytest.mark.parametrize("text", ["", "L", "H3", "L2H", "L-1H0", "l2h3", "L2H3 ", "L2.n", "L2.mlps", "embedding", "L²H1"])
+@pytest.mark.parametrize(
+    "text", ["", "L", "H3", "L2H", "L-1H0", "l2h3", "L2H3 ", "L2.n", "L2.mlps", "embedding", "L²H1"]
+)
 def test_other_texts_are_refused_with_the_forms(text: str) -> None:
     with pytest.raises(ValueError, match="is not a component.*L2H3"):
         parse_component(text)

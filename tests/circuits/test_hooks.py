@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+
 from circuits.names import hook_names
 from tests.architectures import NAMES, config, make
 from tests.batches import random_tokens
@@ -81,9 +82,10 @@ def test_no_edit_of_scores_or_pattern_leaks_the_future(name: str) -> None:
 def test_resid_mid_set_to_zero_leaves_the_mlp_alone(name: str) -> None:
     """Field report 8: an edit between attention and MLP reaches the skip path too."""
     model = make(name)
-    zero = [("blocks.1.hook_resid_mid", lambda x, hook: torch.zeros_like(x))]
+    last = model.config.n_layers - 1
+    zero = [(f"blocks.{last}.hook_resid_mid", lambda x, hook: torch.zeros_like(x))]
     _, cache = model.run_with_cache(random_tokens(model.config), fwd_hooks=zero)
-    assert torch.equal(cache["resid_post", 1], cache["mlp_out", 1])
+    assert torch.equal(cache["resid_post", last], cache["mlp_out", last])
 
 
 @pytest.mark.parametrize("name", NAMES)

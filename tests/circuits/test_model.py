@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
+
 from circuits import FactoredMatrix, GPTConfig, HookedGPT
-from circuits.layers import rotate, rotary_frequencies, rotary_tables
+from circuits.layers import rotary_frequencies, rotary_tables, rotate
 from tests.architectures import NAMES, config, make
 from tests.batches import pad, random_prompts, random_tokens
 
@@ -19,7 +20,7 @@ def test_the_course_model_has_816640_parameters() -> None:
 def test_the_first_loss_is_that_of_uniform_predictions() -> None:
     model = HookedGPT(GPTConfig.course())
     tokens = random_tokens(model.config, batch=16, pos=64)
-    assert abs(float(model.loss(tokens)) - math.log(65)) < 0.1
+    assert abs(model.loss(tokens).item() - math.log(65)) < 0.1
 
 
 @pytest.mark.parametrize("attn_only", [False, True])
@@ -27,11 +28,11 @@ def test_what_writes_to_the_stream_starts_smaller_by_the_root_of_the_number_of_w
     model = HookedGPT(GPTConfig.course().replace(attn_only=attn_only, n_layers=8, d_mlp=0 if attn_only else 512))
     writes = 8 if attn_only else 16
     expected = 0.02 / math.sqrt(writes)
-    assert float(model.W_O.std()) == pytest.approx(expected, rel=0.02)
-    assert float(model.W_Q.std()) == pytest.approx(0.02, rel=0.02)
+    assert model.W_O.std().item() == pytest.approx(expected, rel=0.02)
+    assert model.W_Q.std().item() == pytest.approx(0.02, rel=0.02)
     if not attn_only:
-        assert float(model.W_out.std()) == pytest.approx(expected, rel=0.02)
-        assert float(model.W_in.std()) == pytest.approx(0.02, rel=0.02)
+        assert model.W_out.std().item() == pytest.approx(expected, rel=0.02)
+        assert model.W_in.std().item() == pytest.approx(0.02, rel=0.02)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -70,7 +71,7 @@ def test_per_head_weights_are_views_and_writing_into_them_changes_the_model(name
         attn.W_V[0].zero_()
     assert not torch.allclose(model(tokens), before, rtol=1e-6, atol=1e-6)
     with torch.no_grad():
-        for weight in (attn.W_Q, attn.W_K, attn.W_O):
+        for weight in (attn.W_Q, attn.W_K, attn.W_V, attn.W_O):
             weight.zero_()
     assert not attn.qkv.weight.any()
     assert not attn.out.weight.any()
@@ -303,4 +304,5 @@ def test_half_precision_runs_and_stays_near(name: str, dtype: torch.dtype) -> No
     assert all(activation.dtype == dtype for activation in cache.values())
     same = HookedGPT.from_state_dict(exact.config, {k: t.double() for k, t in half.state_dict().items()})
     error = (logits.double() - same(tokens)).abs().max() / same(tokens).abs().max()
-    assert error < 20 * torch.finfo(dtype).eps
+    # Every step rounds; a few dozen of them stand between the tokens and the logits.
+    assert error < 40 * torch.finfo(dtype).eps
