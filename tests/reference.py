@@ -88,8 +88,8 @@ class Sequence:
             row = unembed @ stream[t]
             if config.bias_unembed:
                 row = row + state["unembed.bias"]
-            out.append(soft_cap(row, config.logit_softcap))
-        return torch.stack(out)
+            out.append([capped(x, config.logit_softcap) for x in row.tolist()])
+        return torch.tensor(out, dtype=stream.dtype)
 
     def embed(self) -> torch.Tensor:
         config, state = self.config, self.state
@@ -162,10 +162,9 @@ class Sequence:
         return self.show(f"{at}attn.hook_{which}", torch.stack(out))
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        rows = []
-        for t, position in enumerate(self.positions):
-            rows.append(torch.stack([rotated(self.config, head, position) for head in x[t]]))
-        return torch.stack(rows)
+        rows = x.tolist()
+        turned = [[rotated(self.config, head, p) for head in rows[t]] for t, p in enumerate(self.positions)]
+        return torch.tensor(turned, dtype=x.dtype)
 
     def sees(self, layer: int, query: int, key: int) -> bool:
         window = self.config.window[layer]
@@ -174,37 +173,40 @@ class Sequence:
     def pattern(self, layer: int, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         config, at, n = self.config, f"blocks.{layer}.", self.length
         group = config.n_heads // config.n_kv_heads
-        scores = q.new_full((config.n_heads, n, n), -math.inf)
+        seen = [[j for j in range(n) if self.sees(layer, i, j)] for i in range(n)]
+        queries, keys = q.tolist(), k.tolist()
+        scores = [[[-math.inf] * n for _ in range(n)] for _ in range(config.n_heads)]
         for h in range(config.n_heads):
             for i in range(n):
-                for j in range(n):
-                    if self.sees(layer, i, j):
-                        score = config.attn_scale * torch.dot(q[i, h], k[j, h // group])
-                        scores[h, i, j] = soft_cap(score, config.attn_softcap)
-        scores = self.show(at + "attn.hook_attn_scores", scores)
-        pattern = torch.zeros_like(scores)
+                for j in seen[i]:
+                    product = sum(a * b for a, b in zip(queries[i][h], keys[j][h // group], strict=True))
+                    scores[h][i][j] = capped(config.attn_scale * product, config.attn_softcap)
+        shown = self.show(at + "attn.hook_attn_scores", torch.tensor(scores, dtype=q.dtype)).tolist()
+        pattern = [[[0.0] * n for _ in range(n)] for _ in range(config.n_heads)]
         for h in range(config.n_heads):
             for i in range(n):
-                seen = [j for j in range(n) if self.sees(layer, i, j)]
-                if seen:
-                    weights = softmax([float(scores[h, i, j]) for j in seen])
-                    pattern[h, i, seen] = torch.tensor(weights, dtype=pattern.dtype)
-        pattern = self.show(at + "attn.hook_pattern", pattern).clone()
+                weights = softmax([shown[h][i][j] for j in seen[i]])
+                for j, weight in zip(seen[i], weights, strict=True):
+                    pattern[h][i][j] = weight
+        # Whatever an edit made of them, a query's weights on what it does not see are 0.
+        edited = self.show(at + "attn.hook_pattern", torch.tensor(pattern, dtype=q.dtype)).clone()
         for i in range(n):
             for j in range(n):
-                if not self.sees(layer, i, j):
-                    pattern[:, i, j] = 0
-        self.shown[at + "attn.hook_pattern"] = pattern
-        return pattern
+                if j not in seen[i]:
+                    edited[:, i, j] = 0
+        self.shown[at + "attn.hook_pattern"] = edited
+        return edited
 
     def mix(self, pattern: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         group = self.config.n_heads // self.config.n_kv_heads
-        z = v.new_zeros(self.length, self.config.n_heads, self.config.d_head)
+        weights, values = pattern.tolist(), v.tolist()
+        z = [[[0.0] * self.config.d_head for _ in range(self.config.n_heads)] for _ in range(self.length)]
         for h in range(self.config.n_heads):
             for i in range(self.length):
                 for j in range(i + 1):
-                    z[i, h] += pattern[h, i, j] * v[j, h // group]
-        return z
+                    for e, value in enumerate(values[j][h // group]):
+                        z[i][h][e] += weights[h][i][j] * value
+        return torch.tensor(z, dtype=v.dtype)
 
     def write(self, layer: int, z: torch.Tensor) -> torch.Tensor:
         config, at = self.config, f"blocks.{layer}.attn."
@@ -283,12 +285,12 @@ class Sequence:
         return x if rms else x + self.state[at + ".b"]
 
 
-def soft_cap(x: torch.Tensor, cap: float | None) -> torch.Tensor:
-    return x if cap is None else cap * torch.tanh(x / cap)
+def capped(x: float, cap: float | None) -> float:
+    return x if cap is None else cap * math.tanh(x / cap)
 
 
 def softmax(row: list[float]) -> list[float]:
-    top = max(row)
+    top = max(row, default=0.0)
     powers = [math.exp(x - top) for x in row]
     return [p / sum(powers) for p in powers]
 
@@ -305,9 +307,9 @@ def activation(act: str, x: Vector) -> Vector:
     raise ValueError(act)
 
 
-def rotated(config: Any, x: Vector, position: int) -> Vector:
-    """One head's vector with each of its planes turned by position × frequency."""
-    out = x.clone()
+def rotated(config: Any, x: list[float], position: int) -> list[float]:
+    """One head's numbers with each of its planes turned by position × frequency."""
+    out = list(x)
     half = config.rotary_dim // 2
     for i in range(half):
         a, b = (i, i + half) if config.rotary_layout == "half" else (2 * i, 2 * i + 1)

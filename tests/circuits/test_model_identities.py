@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from circuits import HookedGPT
 from tests.architectures import ARCHITECTURES, NAMES, make
 from tests.batches import LENGTHS, POS, SIDES, pad, random_prompts, random_tokens, real_part
-
-EXACT = {"rtol": 1e-10, "atol": 1e-10}
+from tests.exactly import assert_exact
 
 
 def names_where(condition) -> list[str]:
@@ -54,10 +53,6 @@ def normed(norm, x: torch.Tensor, eps: float) -> torch.Tensor:
     return F.layer_norm(x, x.shape[-1:], norm.w, norm.b, eps)
 
 
-def assert_equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(actual, expected, **EXACT)
-
-
 # --- the residual stream --------------------------------------------------------------------------------------------
 
 
@@ -67,7 +62,7 @@ def test_embeddings_sum_to_the_first_stream(name: str) -> None:
     total = cache["hook_embed"]
     if "hook_pos_embed" in cache:
         total = total + cache["hook_pos_embed"]
-    assert_equal(cache["blocks.0.hook_resid_pre"], total)
+    assert_exact(cache["blocks.0.hook_resid_pre"], total)
 
 
 @over(NAMES)
@@ -84,10 +79,10 @@ def test_branches_add_to_the_stream_one_after_the_other(name: str) -> None:
         after_attention = cache[at + "hook_resid_pre"] + cache[at + "hook_attn_out"]
         if block.mlp is None:
             assert at + "hook_resid_mid" not in cache
-            assert_equal(cache[at + "hook_resid_post"], after_attention)
+            assert_exact(cache[at + "hook_resid_post"], after_attention)
         else:
-            assert_equal(cache[at + "hook_resid_mid"], after_attention)
-            assert_equal(cache[at + "hook_resid_post"], cache[at + "hook_resid_mid"] + cache[at + "hook_mlp_out"])
+            assert_exact(cache[at + "hook_resid_mid"], after_attention)
+            assert_exact(cache[at + "hook_resid_post"], cache[at + "hook_resid_mid"] + cache[at + "hook_mlp_out"])
 
 
 @over(PARALLEL)
@@ -96,7 +91,7 @@ def test_parallel_branches_add_to_the_same_stream(name: str) -> None:
     for at, _ in layers_of(name):
         assert at + "hook_resid_mid" not in cache
         total = cache[at + "hook_resid_pre"] + cache[at + "hook_attn_out"] + cache[at + "hook_mlp_out"]
-        assert_equal(cache[at + "hook_resid_post"], total)
+        assert_exact(cache[at + "hook_resid_post"], total)
 
 
 @over(POST)
@@ -106,11 +101,11 @@ def test_post_norm_normalises_the_stream_after_each_addition(name: str) -> None:
     for at, block in layers_of(name):
         middle = normed(block.ln1, cache[at + "hook_resid_pre"] + cache[at + "hook_attn_out"], eps)
         if block.mlp is None:
-            assert_equal(cache[at + "hook_resid_post"], middle)
+            assert_exact(cache[at + "hook_resid_post"], middle)
         else:
-            assert_equal(cache[at + "hook_resid_mid"], middle)
+            assert_exact(cache[at + "hook_resid_mid"], middle)
             expected = normed(block.ln2, cache[at + "hook_resid_mid"] + cache[at + "hook_mlp_out"], eps)
-            assert_equal(cache[at + "hook_resid_post"], expected)
+            assert_exact(cache[at + "hook_resid_post"], expected)
 
 
 @over(NAMES)
@@ -123,7 +118,7 @@ def test_logits_are_the_last_stream_normalised_and_unembedded(name: str) -> None
     expected = stream @ model.W_U + model.b_U
     if config.logit_softcap is not None:
         expected = config.logit_softcap * torch.tanh(expected / config.logit_softcap)
-    assert_equal(logits, expected)
+    assert_exact(logits, expected)
 
 
 # --- attention and the MLP ------------------------------------------------------------------------------------------
@@ -134,7 +129,7 @@ def test_head_results_and_bias_sum_to_attn_out(name: str) -> None:
     _, _, _, cache = run_of(name)
     for at, block in layers_of(name):
         total = cache[at + "attn.hook_result"].sum(2)
-        assert_equal(cache[at + "hook_attn_out"], total if block.attn.b_O is None else total + block.attn.b_O)
+        assert_exact(cache[at + "hook_attn_out"], total if block.attn.b_O is None else total + block.attn.b_O)
 
 
 @over(BRANCH_NORM)
@@ -143,15 +138,15 @@ def test_what_branches_add_is_normalised_with_a_scale_that_is_shown(name: str) -
     for at, block in layers_of(name):
         heads = cache[at + "attn.hook_result"].sum(2)
         total = heads if block.attn.b_O is None else heads + block.attn.b_O
-        assert_equal(cache[at + "hook_attn_out"], normed(block.ln1_post, total, model.config.norm_eps))
+        assert_exact(cache[at + "hook_attn_out"], normed(block.ln1_post, total, model.config.norm_eps))
         if model.config.norm == "rmsnorm" and block.attn.b_O is None:
             # A head's write is γ ⊙ result / scale, and the writes add up to what is added.
             writes = cache[at + "attn.hook_result"] / cache[at + "ln1_post.hook_scale"][:, :, None]
-            assert_equal(cache[at + "hook_attn_out"], (block.ln1_post.w * writes).sum(2))
+            assert_exact(cache[at + "hook_attn_out"], (block.ln1_post.w * writes).sum(2))
         if block.mlp is not None:
             out = cache[at + "mlp.hook_post"] @ block.mlp.W_out
             out = out if block.mlp.b_out is None else out + block.mlp.b_out
-            assert_equal(cache[at + "hook_mlp_out"], normed(block.ln2_post, out, model.config.norm_eps))
+            assert_exact(cache[at + "hook_mlp_out"], normed(block.ln2_post, out, model.config.norm_eps))
 
 
 @over(NAMES)
@@ -159,7 +154,7 @@ def test_results_are_z_through_each_heads_output_map(name: str) -> None:
     _, _, _, cache = run_of(name)
     for at, block in layers_of(name):
         expected = torch.einsum("bphe,hed->bphd", cache[at + "attn.hook_z"], block.attn.W_O)
-        assert_equal(cache[at + "attn.hook_result"], expected)
+        assert_exact(cache[at + "attn.hook_result"], expected)
 
 
 @over(NAMES)
@@ -168,7 +163,7 @@ def test_z_is_the_pattern_applied_to_the_values_of_the_heads_group(name: str) ->
     for at, _ in layers_of(name):
         for head in range(model.config.n_heads):
             values = cache[at + "attn.hook_v"][:, :, head // model.config.group_size]
-            assert_equal(cache[at + "attn.hook_z"][:, :, head], cache[at + "attn.hook_pattern"][:, head] @ values)
+            assert_exact(cache[at + "attn.hook_z"][:, :, head], cache[at + "attn.hook_pattern"][:, head] @ values)
 
 
 @over(NAMES)
@@ -180,8 +175,8 @@ def test_pattern_is_the_softmax_of_masked_scores(name: str) -> None:
         window = model.config.window[layer] or POS
         unseen = (key > query) | (key <= query - window)
         assert torch.equal(scores == -torch.inf, unseen.expand_as(scores))
-        assert_equal(pattern, scores.softmax(-1))
-        assert_equal(pattern.sum(-1), torch.ones_like(pattern[..., 0]))
+        assert_exact(pattern, scores.softmax(-1))
+        assert_exact(pattern.sum(-1), torch.ones_like(pattern[..., 0]))
 
 
 @over(NAMES)
@@ -201,7 +196,7 @@ def test_scores_are_scaled_products_of_what_the_hooks_show(name: str) -> None:
             expected = config.attn_softcap * torch.tanh(expected / config.attn_softcap)
         scores = cache[at + "attn.hook_attn_scores"]
         seen = scores > -torch.inf
-        assert_equal(scores[seen], expected[seen])
+        assert_exact(scores[seen], expected[seen])
 
 
 @over([name for name in WITH_MLP if name not in BRANCH_NORM])
@@ -211,7 +206,7 @@ def test_neurons_and_bias_sum_to_mlp_out(name: str) -> None:
         total = sum(
             cache[at + "mlp.hook_post"][..., n, None] * block.mlp.W_out[n] for n in range(block.mlp.W_out.shape[0])
         )
-        assert_equal(cache[at + "hook_mlp_out"], total if block.mlp.b_out is None else total + block.mlp.b_out)
+        assert_exact(cache[at + "hook_mlp_out"], total if block.mlp.b_out is None else total + block.mlp.b_out)
 
 
 @over(names_where(lambda c: c.norm is not None))
@@ -224,8 +219,8 @@ def test_a_norm_is_its_input_centred_over_the_scale_it_shows(name: str) -> None:
             x = x + cache[at + "hook_attn_out"]
         if config.norm == "layernorm":
             x = x - x.mean(-1, keepdim=True)
-        assert_equal(cache[at + "ln1.hook_scale"], (x.square().mean(-1, keepdim=True) + config.norm_eps).sqrt())
-        assert_equal(cache[at + "ln1.hook_normalized"] * cache[at + "ln1.hook_scale"], x)
+        assert_exact(cache[at + "ln1.hook_scale"], (x.square().mean(-1, keepdim=True) + config.norm_eps).sqrt())
+        assert_exact(cache[at + "ln1.hook_normalized"] * cache[at + "ln1.hook_scale"], x)
 
 
 @over(NAMES)
@@ -252,7 +247,7 @@ def test_scores_are_a_bilinear_form_of_what_attention_reads(name: str) -> None:
             expected = model.config.attn_scale * read @ (model.W_Q[layer, head] @ model.W_K[layer, head].T) @ read.mT
             scores = cache[at + "attn.hook_attn_scores"][:, head]
             seen = scores > -torch.inf
-            assert_equal(scores[seen], expected[seen])
+            assert_exact(scores[seen], expected[seen])
 
 
 # --- looking changes nothing ----------------------------------------------------------------------------------------
@@ -276,7 +271,7 @@ def test_an_edit_that_changes_nothing_leaves_the_logits_alone(name: str) -> None
     seen = []
     logits = model.run_with_hooks(tokens, [(lambda _: True, lambda activation, hook: seen.append(hook.name))])
     assert set(seen) == set(model.hook_names)
-    assert_equal(logits, model(tokens))
+    assert_exact(logits, model(tokens))
 
 
 # --- padding --------------------------------------------------------------------------------------------------------
@@ -289,13 +284,13 @@ def test_padding_changes_no_logit_and_no_activation_of_a_real_token(name: str, s
     prompts = random_prompts(model.config)
     tokens, mask = pad(prompts, side)
     logits, cache = model.run_with_cache(tokens, names_filter=lambda _: True, attention_mask=mask)
-    assert_equal(model(tokens, attention_mask=mask)[mask.bool()], logits[mask.bool()])
+    assert_exact(model(tokens, attention_mask=mask)[mask.bool()], logits[mask.bool()])
     for item, prompt in enumerate(prompts):
         real = mask[item].bool()
         alone, cache_alone = model.run_with_cache(prompt[None], names_filter=lambda _: True)
-        assert_equal(logits[item][real], alone[0])
+        assert_exact(logits[item][real], alone[0])
         for hook_name, value in cache_alone.items():
-            assert_equal(real_part(hook_name, cache[hook_name][item], real), value[0])
+            assert_exact(real_part(hook_name, cache[hook_name][item], real), value[0], hook_name)
 
 
 @over(NAMES)
@@ -309,9 +304,9 @@ def test_padding_counts_nothing_in_the_loss(name: str, side: str) -> None:
     for item, prompt in enumerate(prompts):
         alone = model.loss(prompt[None], per_token=True)[0]
         pairs = (mask[item, 1:] * mask[item, :-1]).bool()
-        assert_equal(per_token[item][pairs], alone)
+        assert_exact(per_token[item][pairs], alone)
         total += alone.sum()
-    assert_equal(model.loss(tokens, attention_mask=mask), total / (sum(LENGTHS) - len(LENGTHS)))
+    assert_exact(model.loss(tokens, attention_mask=mask), total / (sum(LENGTHS) - len(LENGTHS)))
 
 
 @over(NAMES)
@@ -351,8 +346,8 @@ def test_a_mask_of_ones_is_no_mask(name: str) -> None:
     model = model_of(name)
     tokens = random_tokens(model.config)
     ones = torch.ones_like(tokens)
-    assert_equal(model(tokens, attention_mask=ones), model(tokens))
-    assert_equal(model.loss(tokens, attention_mask=ones), model.loss(tokens))
+    assert_exact(model(tokens, attention_mask=ones), model(tokens))
+    assert_exact(model.loss(tokens, attention_mask=ones), model.loss(tokens))
 
 
 # --- the future -----------------------------------------------------------------------------------------------------
@@ -366,7 +361,7 @@ def test_later_tokens_change_nothing_before_them(name: str, cut: int) -> None:
     others = tokens.clone()
     others[:, cut:] = (others[:, cut:] + 1) % model.config.d_vocab
     fast, fast_others = model(tokens), model(others)
-    assert_equal(fast[:, :cut], fast_others[:, :cut])
+    assert_exact(fast[:, :cut], fast_others[:, :cut])
     assert (fast[:, cut:] - fast_others[:, cut:]).abs().amax() > 1e-3
     _, cache = model.run_with_cache(tokens, names_filter=lambda _: True)
     _, cache_others = model.run_with_cache(others, names_filter=lambda _: True)
@@ -374,7 +369,7 @@ def test_later_tokens_change_nothing_before_them(name: str, cut: int) -> None:
     for hook_name, value in cache.items():
         for item in range(len(tokens)):
             shown = real_part(hook_name, value[item], early)
-            assert_equal(shown, real_part(hook_name, cache_others[hook_name][item], early))
+            assert_exact(shown, real_part(hook_name, cache_others[hook_name][item], early), hook_name)
 
 
 @over(NAMES)
@@ -390,7 +385,7 @@ def test_no_edit_of_scores_or_pattern_leaks_the_future(name: str) -> None:
     for stem in ("hook_attn_scores", "hook_pattern"):
         hooks = [(lambda hook_name, stem=stem: hook_name.endswith(stem), open_up)]
         logits, logits_others = model.run_with_hooks(tokens, hooks), model.run_with_hooks(others, hooks)
-        assert_equal(logits[:, :-1], logits_others[:, :-1])
+        assert_exact(logits[:, :-1], logits_others[:, :-1])
 
 
 @over(NAMES)

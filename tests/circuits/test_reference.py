@@ -10,11 +10,11 @@ import torch
 from hypothesis import strategies as st
 
 from circuits import GPTConfig, HookedGPT
+from circuits.hooks import Hook
 from tests import reference
 from tests.architectures import NAMES, configs, make
 from tests.batches import LENGTHS, SIDES, pad, random_prompts, random_tokens, real_part
-
-EXACT = {"rtol": 1e-10, "atol": 1e-10}
+from tests.exactly import EXACT, assert_exact
 
 architectures = pytest.mark.parametrize("name", NAMES)
 sides = pytest.mark.parametrize("side", SIDES)
@@ -33,21 +33,23 @@ def run_all(model: HookedGPT, tokens: torch.Tensor, mask: torch.Tensor | None = 
 def assert_agrees_with_reference(model: HookedGPT, tokens: torch.Tensor) -> None:
     logits, cache = run_all(model, tokens)
     expected_logits, expected = reference.run(model.config, model.state_dict(), tokens)
-    torch.testing.assert_close(logits, expected_logits, **EXACT)
+    assert_exact(logits, expected_logits, "logits")
     assert set(cache) == set(expected) == set(model.hook_names)
     for name, value in expected.items():
-        torch.testing.assert_close(cache[name], value, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
+        assert_exact(cache[name], value, name)
 
 
 def assert_agrees_where_real(model: HookedGPT, tokens: torch.Tensor, mask: torch.Tensor) -> None:
     logits, cache = run_all(model, tokens, mask)
     expected_logits, expected = reference.run(model.config, model.state_dict(), tokens, mask)
+    assert_where_real(mask, logits, cache, expected_logits, expected)
+
+
+def assert_where_real(mask, logits, cache, expected_logits, expected, when: str = "") -> None:
     for item, real in enumerate(mask.bool()):
-        torch.testing.assert_close(logits[item][real], expected_logits[item][real], **EXACT)
+        assert_exact(logits[item][real], expected_logits[item][real], "logits" + when)
         for name, value in expected.items():
-            shown = real_part(name, cache[name][item], real)
-            wanted = real_part(name, value[item], real)
-            torch.testing.assert_close(shown, wanted, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
+            assert_exact(real_part(name, cache[name][item], real), real_part(name, value[item], real), name + when)
 
 
 @architectures
@@ -62,7 +64,7 @@ def test_logits_of_the_fast_path_agree_with_the_reference(name: str) -> None:
     tokens = random_tokens(model.config, seed=1)
     with torch.no_grad():
         logits = model(tokens)
-    torch.testing.assert_close(logits, reference.run(model.config, model.state_dict(), tokens)[0], **EXACT)
+    assert_exact(logits, reference.run(model.config, model.state_dict(), tokens)[0])
 
 
 @architectures
@@ -90,49 +92,51 @@ def test_loss_agrees_with_the_reference_padded_or_not(name: str) -> None:
 @architectures
 def test_an_edit_of_any_hook_reaches_everything_downstream_as_in_the_reference(name: str) -> None:
     model = model_of(name)
-    tokens = random_tokens(model.config, batch=2, pos=5)
+    tokens = random_tokens(model.config, batch=1, pos=5)
     for hook_name in model.hook_names:
-        assert_edit_agrees(model, tokens, None, hook_name)
+        if not hook_name.startswith("blocks.1."):
+            assert_edits_agree(model, tokens, None, hook_name)
+
+
+@architectures
+def test_edits_of_every_hook_of_a_layer_at_once_act_as_in_the_reference(name: str) -> None:
+    model = model_of(name)
+    last = f"blocks.{model.config.n_layers - 1}."
+    edited = [hook_name for hook_name in model.hook_names if hook_name.startswith(last)]
+    assert_edits_agree(model, random_tokens(model.config, batch=2, pos=5), None, *edited)
 
 
 @architectures
 @sides
-def test_an_edit_under_padding_reaches_the_logits_as_in_the_reference(name: str, side: str) -> None:
+def test_an_edit_under_padding_acts_as_in_the_reference(name: str, side: str) -> None:
     model = model_of(name)
     tokens, mask = pad(random_prompts(model.config, lengths=(5, 3)), side)
-    for hook_name in model.hook_names[:: 3 if side == "left" else 4]:
-        assert_edit_agrees(model, tokens, mask, hook_name)
+    names = model.hook_names
+    for hook_name in names[:: 7 if side == "left" else 8]:
+        assert_edits_agree(model, tokens, mask, hook_name)
 
 
-def assert_edit_agrees(model: HookedGPT, tokens: torch.Tensor, mask: torch.Tensor | None, hook_name: str) -> None:
+def assert_edits_agree(model: HookedGPT, tokens: torch.Tensor, mask: torch.Tensor | None, *edited: str) -> None:
     noise: dict[str, torch.Tensor] = {}
 
-    def edit(activation: torch.Tensor, hook: object) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(7)
+    def edit(activation: torch.Tensor, hook: Hook) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(7 + edited.index(hook.name))
         # Positive, so that an edited scale stays one; different at every position, head and coordinate.
-        noise[hook_name] = 0.1 + 0.5 * torch.rand(activation.shape, generator=generator, dtype=activation.dtype)
-        return 0.7 * activation + noise[hook_name]
+        noise[hook.name] = 0.1 + 0.5 * torch.rand(activation.shape, generator=generator, dtype=activation.dtype)
+        return 0.7 * activation + noise[hook.name]
 
     def same_edit(at: str, value: torch.Tensor, item: int) -> torch.Tensor | None:
         return 0.7 * value + noise[at][item] if at in noise else None
 
-    logits, cache = run_all(model, tokens, mask, [(hook_name, edit)])
+    logits, cache = run_all(model, tokens, mask, [(edited, edit)])
+    assert set(noise) == set(edited)
     expected_logits, expected = reference.run(model.config, model.state_dict(), tokens, mask, same_edit)
-    for item in range(len(tokens)):
-        real = torch.ones(tokens.shape[1], dtype=torch.bool) if mask is None else mask[item].bool()
-        torch.testing.assert_close(
-            logits[item][real],
-            expected_logits[item][real],
-            **EXACT,
-            msg=lambda text: f"logits after an edit of {hook_name}: {text}",
-        )
-        for at, value in expected.items():
-            torch.testing.assert_close(
-                real_part(at, cache[at][item], real),
-                real_part(at, value[item], real),
-                **EXACT,
-                msg=lambda text, at=at: f"{at} after an edit of {hook_name}: {text}",
-            )
+    if mask is None:
+        assert_exact(logits, expected_logits, f"logits after an edit of {edited}")
+        for name, value in expected.items():
+            assert_exact(cache[name], value, f"{name} after an edit of {edited}")
+    else:
+        assert_where_real(mask, logits, cache, expected_logits, expected, f" after an edit of {edited}")
 
 
 @hypothesis.given(configs(), st.integers(0, 3), st.sampled_from([None, *SIDES]))
@@ -166,6 +170,6 @@ def test_the_reference_itself_does_not_see_padding() -> None:
             for item, prompt in enumerate(prompts):
                 alone, hooks_alone = reference.run(model.config, model.state_dict(), prompt[None])
                 real = mask[item].bool()
-                torch.testing.assert_close(logits[item][real], alone[0], **EXACT)
+                assert_exact(logits[item][real], alone[0])
                 for at, value in hooks_alone.items():
-                    torch.testing.assert_close(real_part(at, hooks[at][item], real), value[0], **EXACT)
+                    assert_exact(real_part(at, hooks[at][item], real), value[0], at)
