@@ -57,7 +57,7 @@ def test_any_indices_survive_the_text_form(kind: type[Component], layer: int, in
     "text", ["", "L", "H3", "L2H", "L-1H0", "l2h3", "L2H3 ", "L2.n", "L2.mlps", "embedding", "L²H1"]
 )
 def test_other_texts_are_refused_with_the_forms(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a component.*L2H3"):
+    with pytest.raises(ValueError, match=r"is not a component.*L2H3"):
         parse_component(text)
 
 

@@ -1,4 +1,4 @@
-"""Hooks are arguments of a pass: what is looked at changes nothing, what is changed reaches everything, nothing stays."""
+"""Hooks are arguments of a pass: looking changes nothing, changes reach everything downstream, nothing stays."""
 
 from __future__ import annotations
 

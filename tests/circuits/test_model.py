@@ -219,7 +219,7 @@ def test_masks_that_mean_nothing_are_refused() -> None:
         check_mask(torch.ones(2, 2), tokens)
     with pytest.raises(ValueError, match="row 1 of attention_mask is all padding"):
         check_mask(torch.tensor([[1, 1, 1], [0, 0, 0]]), tokens)
-    with pytest.raises(TypeError, match="only 0 .* and 1"):
+    with pytest.raises(TypeError, match=r"only 0 .* and 1"):
         check_mask(torch.tensor([[1, 1, 2], [0, 0, 1]]), tokens)
 
 
