@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from circuits import HookedGPT
 
 DEFAULT_MODEL = "shakespeare"
 
@@ -30,3 +38,50 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON in place of tables")
+
+
+def load_model(args: argparse.Namespace) -> HookedGPT:
+    """The model that ``--model`` and ``--device`` name.
+
+    Raises:
+        ValueError: A device that is unknown or not there, or a model that is neither bundled nor a path.
+        OSError: A path at which nothing can be read.
+    """
+    from circuits import load
+
+    check_device(args.device)
+    return load(args.model, device=args.device)
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that torch does not know or this machine does not have.
+
+    Raises:
+        ValueError: Which, and what there is.
+    """
+    import torch
+
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise ValueError(f"device {name!r} is unknown; expected cpu, cuda, cuda:1, mps, …") from None
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not here.get(kind, True):
+        raise ValueError(f"device {name!r} is not available on this machine; use --device cpu")
+
+
+def prompt_of(args: argparse.Namespace, model: HookedGPT) -> Int[Tensor, "1 pos"]:
+    """The tokens that ``--prompt`` or ``--tokens`` give, or a built-in prompt.
+
+    Raises:
+        ValueError, IndexError: A prompt that the model cannot read; the message says what is wrong with it.
+    """
+    from analysis.prompts import parse_tokens, prompt_tokens
+
+    ids = None if args.tokens is None else parse_tokens(args.tokens)
+    return prompt_tokens(model, args.prompt, ids)
+
+
+def model_name(args: argparse.Namespace) -> str:
+    """What to call the model: its bundled name, or the name of its file or folder without the ending."""
+    return Path(args.model).stem or str(args.model)

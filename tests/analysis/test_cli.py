@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
+from small_models import small_model
 
 from analysis import cli
 from analysis.cli.output import print_json, print_table
@@ -183,11 +184,132 @@ def test_json_has_no_number_that_json_lacks(capsys):
 
 
 def test_tables_are_not_cut_off_in_a_file_and_show_markup_as_text(capsys):
-    import pandas as pd
-
-    frame = pd.DataFrame({"name": ["[bold]L0H0[/bold]"], "share": [0.32163], "rank": [32], "score": [float("nan")]})
-    print_table("Heads", frame, {"share": ".1%"})
+    row = {"name": "[bold]L0H0[/bold]", "share": 0.32163, "rank": 32, "score": float("nan"), "long": "x" * 90}
+    print_table("Heads", [row], {"share": ".1%"})
     out = capsys.readouterr().out
     assert "[bold]L0H0[/bold]" in out
     assert "32.2%" in out
     assert "–" in out
+    assert "x" * 90 in out
+
+
+# --- the commands that there are ---
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The path of a small model without a tokenizer."""
+    from circuits import save
+
+    path = tmp_path_factory.mktemp("models") / "small.safetensors"
+    save(small_model(), path)
+    return str(path)
+
+
+def test_params_prints_the_lectures_table(tmp_path, capsys):
+    from circuits import GPTConfig, HookedGPT, save
+
+    save(HookedGPT(GPTConfig.course()), tmp_path / "course.safetensors")
+    assert cli.main(["params", "--model", str(tmp_path / "course.safetensors")]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["attention", "in", "all", "blocks", "262,656", "32.16%"] in lines
+    assert ["final", "LayerNorm", "and", "unembedding", "8,576", "1.05%"] in lines
+    assert ["total", "816,640", "100.00%"] in lines
+
+
+def test_params_json_adds_up_to_every_stored_number(saved, capsys):
+    from circuits import load
+
+    assert cli.main(["params", "--detail", "--json", "--model", saved]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["total"] == sum(row["parameters"] for row in data["parameters"])
+    assert data["total"] == sum(parameter.numel() for parameter in load(saved).parameters())
+
+
+def test_heads_prints_every_head_and_its_json_has_the_measured_numbers(saved, capsys):
+    from analysis import head_scores
+    from circuits import load
+
+    assert cli.main(["heads", "--model", saved]) == 0
+    out = capsys.readouterr().out
+    assert all(out.count(f"L{layer}H{head}") == 3 for layer in range(2) for head in range(3))
+    assert cli.main(["heads", "--json", "--model", saved]) == 0
+    rows = json.loads(capsys.readouterr().out)["heads"]
+    assert [row["head"] for row in rows] == ["L0H0", "L0H1", "L0H2", "L1H0", "L1H1", "L1H2"]
+    assert rows[4]["first"] == pytest.approx(head_scores(load(saved)).first[1, 1].item(), rel=1e-6)
+
+
+def test_report_writes_a_page_and_prints_the_tables(saved, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert cli.main(["report", "--model", saved, "--tokens", "3 1 16 0 3 1", "--output", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert "Parameters of small" in out
+    assert "L1H2" in out
+    assert "L1.mlp" in out
+    assert "Prompt: 3 1 16 0 3 1\n" in out
+    assert out.endswith(f"Wrote {page}\n")
+
+
+def test_report_without_a_prompt_uses_the_built_in_one(saved, tmp_path, capsys):
+    from analysis.prompts import default_tokens
+    from circuits import load
+
+    page = tmp_path / "page.html"
+    assert cli.main(["report", "--json", "--model", saved, "--output", str(page)]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [row["token"] for row in data["prompt"]] == default_tokens(load(saved))[0].tolist()
+    assert data["output"] == str(page)
+    assert set(data["zero_ablation"]) >= {"L0H0", "L1.mlp", "L0"}
+    assert len(data["heads"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--prompt", "hi"], "this model has no tokenizer: give token ids"),
+        (["--tokens", "1 x"], "token 1 is 'x'"),
+        (["--tokens", "1 17"], "token 1 is 17, not an id of a vocabulary of 17"),
+        (["--tokens", "1 " * 14], "the prompt has 14 tokens, more than the model's context n_ctx = 13"),
+        (["--tokens", " "], "no token ids were given"),
+        (["--tokens", "1", "--prompt", "x"], "not allowed with argument"),
+        (["--output", "missing/page.html"], "there is no folder 'missing'"),
+        (["--device", "gpu"], "device 'gpu' is unknown"),
+    ],
+)
+def test_bad_input_to_a_report_is_one_line_and_leaves_no_file(saved, tmp_path, capsys, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report", "--model", saved, *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_report_leaves_the_page_that_was_there(saved, tmp_path, capsys, monkeypatch):
+    page = tmp_path / "page.html"
+    page.write_text("before")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("analysis.report.report", interrupted)
+    assert cli.main(["report", "--model", saved, "--output", str(page)]) == 130
+    assert page.read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_models_that_do_not_exist_are_one_line(capsys, tmp_path):
+    for name in ("shakespeer", str(tmp_path / "missing.safetensors")):
+        assert cli.main(["params", "--model", name]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_models_lists_every_bundled_model(capsys):
+    from circuits.storage import bundled_names
+
+    assert cli.main(["models", "--json"]) == 0
+    assert tuple(model["name"] for model in json.loads(capsys.readouterr().out)["models"]) == bundled_names()
+    assert cli.main(["models"]) == 0
+    assert all(name in capsys.readouterr().out for name in bundled_names())

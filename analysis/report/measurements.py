@@ -1,0 +1,140 @@
+"""Everything the report shows, measured once: the page and the terminal read the same numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from analysis.ablation import Ablation, ablate
+from analysis.accounting import ParameterTable, parameter_table
+from analysis.patterns import AttentionPatterns, attention_patterns
+from analysis.prompts import token_labels
+from analysis.report.heads import HeadMeasurements, Progress, measure_heads
+from analysis.report.predictions import Predictions, predictions
+from circuits.components import Component, Head
+
+if TYPE_CHECKING:
+    from circuits.model import HookedGPT
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The results of one report.
+
+    Attributes:
+        model: What was measured.
+        name: What to call it.
+        tokens: The prompt.
+        parameters: Parameters by component.
+        predictions: Losses and likeliest tokens along the prompt.
+        by_head: Ranks, copying and attention scores of every head.
+        patterns: Attention patterns on the prompt.
+        ablations: Zero-ablations of heads, MLPs and blocks on the prompt; none for a prompt of one token.
+    """
+
+    model: HookedGPT
+    name: str
+    tokens: Int[Tensor, "1 pos"]
+    parameters: ParameterTable
+    predictions: Predictions
+    by_head: HeadMeasurements
+    patterns: AttentionPatterns
+    ablations: Sequence[Ablation]
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """Every head, in the order of all tables and pictures."""
+        return self.by_head.heads
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The tokens of the prompt, white space visible."""
+        return token_labels(self.model, self.tokens[0].tolist())
+
+    def guesses(self, position: int) -> list[tuple[str, float]]:
+        """The likeliest tokens after a position, with their probabilities."""
+        ids = self.predictions.guess[position].tolist()
+        probabilities = self.predictions.guess_probability[position].tolist()
+        return list(zip(token_labels(self.model, ids), probabilities, strict=True))
+
+    @property
+    def pattern(self) -> Float[Tensor, "layer head query key"]:
+        """The attention patterns on the prompt."""
+        return self.patterns.pattern[0]
+
+    @cached_property
+    def effects(self) -> dict[Component, float]:
+        """Change of the mean loss in nats when a component is zero-ablated."""
+        return {
+            component: effect
+            for result in self.ablations
+            for component, effect in zip(result.components, result.mean.tolist(), strict=True)
+            if isinstance(component, Component)
+        }
+
+    @property
+    def most_telling(self) -> Head:
+        """The head to show first: the one with the highest induction score, or the first."""
+        ranked = [
+            (value, -place) for place, value in enumerate(self.by_head.score("induction")) if not math.isnan(value)
+        ]
+        return self.heads[-max(ranked)[1]] if ranked else self.heads[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers of the report as plain data."""
+        predicted = zip(self.predictions.rows("token", "next_token", "loss"), self.labels, strict=True)
+        prompt = [row | {"text": label, "guesses": self.guesses(row["pos"])} for row, label in predicted]
+        return {
+            "model": self.name,
+            "config": self.model.config.to_dict(),
+            "parameters": list(self.parameters.rows()),
+            "loss": self.predictions.mean_loss,
+            "prompt": prompt,
+            "heads": self.by_head.rows(),
+            "zero_ablation": {str(component): effect for component, effect in self.effects.items()},
+        }
+
+
+def measure(
+    model: HookedGPT, tokens: Int[Tensor, "1 pos"], name: str = "model", progress: Progress = lambda step: None
+) -> Measurements:
+    """Measure everything the report shows.
+
+    Args:
+        model: A model.
+        tokens: One sequence.
+        name: What to call the model.
+        progress: Called with the name of each step before it begins.
+    """
+    progress("predictions")
+    predicted = predictions(model, tokens)
+    by_head = measure_heads(model, progress)
+    progress("attention patterns")
+    patterns = attention_patterns(model, tokens)
+    ablations = []
+    for kind in ablated_kinds(model, tokens):
+        progress(f"ablation of {kind}")
+        ablations.append(ablate(model, tokens, components=kind, method="zero", progress=False))
+    return Measurements(
+        model=model,
+        name=name,
+        tokens=tokens,
+        parameters=parameter_table(model.config),
+        predictions=predicted,
+        by_head=by_head,
+        patterns=patterns,
+        ablations=ablations,
+    )
+
+
+def ablated_kinds(model: HookedGPT, tokens: Int[Tensor, "1 pos"]) -> tuple[str, ...]:
+    """What is ablated: what the model has, where there is a loss to change."""
+    if tokens.shape[1] < 2:
+        return ()
+    return ("heads", "mlps", "blocks") if model.config.has_mlp else ("heads", "blocks")

@@ -1,0 +1,80 @@
+"""The attention pattern of every head, as pictures, and one of them enlarged."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from analysis.report.markup import Html, el, formula, join
+from analysis.report.measurements import Measurements
+from analysis.report.png import data_uri, quantised, weights_png
+from analysis.report.section import Section
+from analysis.report.sections.prompt import json_script
+from analysis.report.tables import legend
+
+
+def patterns(measured: Measurements) -> Section:
+    """One small picture per head; choosing one enlarges it and lets its weights be read off."""
+    return Section(
+        anchor="patterns",
+        title="Attention patterns",
+        explanation=join(
+            [
+                "How much each query position (row) takes from each key position (column) on this prompt: ",
+                formula("A = softmax(x W_QK x^T / √d_head)"),
+                ", every row summing to 1; opacity is the weight, from 0 to 1. Below each head: what it looks at most, "
+                "by the scores of the next section.",
+            ]
+        ),
+        html=join([el("div", tiles(measured), enlarged(measured), class_="heads"), data(measured)]),
+    )
+
+
+def tiles(measured: Measurements) -> Html:
+    """The pictures, a row for each layer."""
+    n_heads = measured.model.config.n_heads
+    buttons = []
+    for head, pattern in zip(measured.heads, measured.pattern.flatten(0, 1), strict=True):
+        role = measured.by_head.role(head) or ""
+        picture = el("img", src=data_uri(weights_png(pattern)), alt=f"Attention pattern of {head}. {role}")
+        name = el("span", el("b", str(head)), el("small", role, title=role))
+        buttons.append(el("button", picture, name, type="button", aria_pressed="false"))
+    grid = el("div", *buttons, class_="tiles", style=f"--across:{n_heads}", role="group", aria_label="Heads")
+    return el("div", legend("weight 0", "1", "var(--accent)"), el("div", grid, class_="scroll"))
+
+
+def enlarged(measured: Measurements) -> Html:
+    """Where the page's script draws the chosen head; the most telling one at first."""
+    chosen = measured.heads.index(measured.most_telling)
+    return el(
+        "div",
+        el("h3", str(measured.most_telling), id="pattern-title"),
+        el("canvas", id="pattern", data_head=chosen, tabindex=0, role="img", width=480, height=480),
+        el("p", class_="readout", id="readout", aria_live="polite"),
+        id="large",
+        class_="large js-only",
+        hidden=True,
+    )
+
+
+def data(measured: Measurements) -> Html:
+    """The weights for the script: every head's lower triangle in 256 levels, row by row, compressed."""
+    return json_script(
+        "attention-data",
+        {
+            "labels": measured.labels,
+            "names": [str(head) for head in measured.heads],
+            "packed": base64.b64encode(packed(measured.pattern)).decode("ascii"),
+        },
+    )
+
+
+def packed(pattern: Float[Tensor, "layer head query key"]) -> bytes:
+    """The visible weights, ``key ≤ query``, of all heads after one another, quantised and deflated."""
+    size = pattern.shape[-1]
+    rows, columns = torch.tril_indices(size, size).unbind()
+    return zlib.compress(quantised(pattern[..., rows, columns]).numpy().tobytes(), 9)
