@@ -1,0 +1,23 @@
+"""NaN and infinities in weights, named by where they stand first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def check_finite(weights: Mapping[str, Tensor]) -> None:
+    """Refuse weights that hold NaN or infinity.
+
+    Raises:
+        ValueError: The first such weight, in the order of `weights`, with its first such entry and how many there are.
+    """
+    for name, weight in weights.items():
+        bad = ~torch.isfinite(weight)
+        if bool(bad.any()):
+            places = bad.nonzero()
+            first = places[0].tolist()
+            value = float(weight[tuple(first)])
+            raise ValueError(f"weight {name} is {value} at {first} ({len(places)} of its entries are not finite)")
