@@ -1,0 +1,71 @@
+"""What a family of pretrained architectures is: a reading of its config, and the place of each of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from circuits.config import GPTConfig
+from circuits.pretrained.fields import Fields
+
+View = Callable[[Tensor, GPTConfig], Tensor]
+
+
+def as_stored(tensor: Tensor, config: GPTConfig) -> Tensor:
+    """A tensor whose layout is ours already."""
+    return tensor
+
+
+def transposed(tensor: Tensor, config: GPTConfig) -> Tensor:
+    """A weight stored as ``[in, out]``; biases are as they are."""
+    return tensor.mT if tensor.ndim == 2 else tensor
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where one of our tensors stands in a file.
+
+    Attributes:
+        names: The file's tensors that make it, one below the other; ``{l}`` stands for the layer.
+        view: How each of them is seen so that its rows are ours; reads, never copies, where it can.
+    """
+
+    names: tuple[str, ...]
+    view: View = as_stored
+
+
+def stored(*names: str, view: View = as_stored) -> Stored:
+    """A `Stored`, written shortly for the tables."""
+    return Stored(names, view)
+
+
+def affine(ours: str, theirs: str, view: View = as_stored) -> dict[str, Stored]:
+    """A linear map's weight and bias, under the same two names on both sides."""
+    return {f"{ours}.{part}": stored(f"{theirs}.{part}", view=view) for part in ("weight", "bias")}
+
+
+def layernorm(ours: str, theirs: str) -> dict[str, Stored]:
+    """A LayerNorm's gain and shift."""
+    return {f"{ours}.w": stored(f"{theirs}.weight"), f"{ours}.b": stored(f"{theirs}.bias")}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of architectures.
+
+    Attributes:
+        model_type: What `config.json` calls it.
+        config: From the fields of `config.json` to a `GPTConfig`.
+        tensors: From the name of each tensor of ours to its place in a file. Entries that a config has no use for
+            (biases it lacks, a tied unembedding) are not looked up.
+        prefix: What stands before every name but the unembedding's; files of the bare model leave it out.
+        ignored: A pattern of tensors that files hold and that are no weights (masks, rotary tables).
+    """
+
+    model_type: str
+    config: Callable[[Fields], GPTConfig]
+    tensors: Mapping[str, Stored]
+    prefix: str
+    ignored: str = r"\.(masked_bias|inv_freq)$"
