@@ -28,7 +28,7 @@ _NEW: dict[str, Any] = {
 }
 _SAME_HEADS = {**_NEW, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 8}
 _NEOX = {k: v for k, v in _NEW.items() if k not in ("num_key_value_heads", "head_dim")} | {"num_attention_heads": 3}
-_PHI = {k: v for k, v in _NEOX.items()} | {"num_attention_heads": 6, "num_key_value_heads": 2}
+_PHI = {**_NEOX, "num_attention_heads": 6, "num_key_value_heads": 2}
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
