@@ -51,6 +51,11 @@ class Unembedding(nn.Module):
             self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape, **factory)))
 
 
+def _embedding(rows: int, width: int, **factory: Any) -> nn.Embedding:
+    """An embedding whose weight nobody draws: `nn.Embedding` does, which on the meta device loads torch's compiler."""
+    return nn.Embedding(rows, width, _weight=torch.empty(rows, width, **factory))
+
+
 class HookedGPT(StackedWeights):
     """A GPT whose every named activation can be read, kept and changed.
 
@@ -85,9 +90,9 @@ class HookedGPT(StackedWeights):
         self.card: dict[str, Any] = {}
         # Sizes and shapes first, without memory; then memory, filled once.
         meta: dict[str, Any] = {"device": "meta", "dtype": dtype or torch.get_default_dtype()}
-        self.embed = nn.Embedding(config.d_vocab, config.d_model, **meta)
+        self.embed = _embedding(config.d_vocab, config.d_model, **meta)
         learned = config.positions == "learned"
-        self.pos_embed = nn.Embedding(config.n_ctx, config.d_model, **meta) if learned else None
+        self.pos_embed = _embedding(config.n_ctx, config.d_model, **meta) if learned else None
         self.blocks = Blocks(TransformerBlock(config, layer, **meta) for layer in range(config.n_layers))
         norm = config.norm if config.final_norm else None
         self.ln_final = None if norm is None else Norm(norm, config.d_model, config.norm_eps, **meta)

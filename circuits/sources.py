@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,6 +21,7 @@ def load(
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    layers: Sequence[int] | None = None,
 ) -> HookedGPT:
     """A model by name or path.
 
@@ -27,29 +30,69 @@ def load(
     may use the network, so a name that is misspelt never does.
 
     Args:
-        source: For example ``"shakespeare"`` or ``"runs/model.safetensors"``.
+        source: For example ``"shakespeare"``, ``"runs/model.safetensors"``, a Hugging Face folder, ``"model.gguf"``,
+            ``"hf:EleutherAI/pythia-70m"`` or ``"hf:ORG/NAME@REVISION"``.
         device: Where the weights go; by default the CPU.
-        dtype: Their type; by default the one they were saved in.
+        dtype: Their type; by default that of the file for an own checkpoint, and float32 for all others.
+        layers: Which layers to read, such as ``range(0, 6)``; by default all. A part of the stack is for weight-space
+            work: what it predicts is not what the whole predicts.
 
     Raises:
         ValueError: Neither a bundled name nor a path (the nearest names are listed), or a form that is not read.
         FileNotFoundError: A path at which there is nothing.
         storage.CheckpointError: A file that is not a readable checkpoint.
+        UnsupportedModel: A pretrained model of a kind that has no equal here.
+        HubError: A model that could not be fetched.
+        ImportError: A GGUF file, without the extra that reads it.
     """
     text = os.fspath(source)
     if text.startswith(HUB_PREFIX):
-        raise ValueError(f"{text!r}: models from the Hugging Face hub are not read by this version")
+        return _from_hub(text.removeprefix(HUB_PREFIX), device=device, dtype=dtype, layers=layers)
     if isinstance(source, str) and source in storage.bundled_names():
         with storage.bundled_path(source) as path:
-            return storage.read(path, device=device, dtype=dtype)
+            return _layers_of(storage.read(path, device=device, dtype=dtype), layers)
     path = Path(text)
     if path.is_dir():
-        raise ValueError(f"{text!r}: a folder; Hugging Face folders are not read by this version")
+        from circuits.pretrained.folder import read_folder
+
+        return read_folder(path, device=device, dtype=dtype, layers=layers)
     if not path.exists():
         raise _nothing_there(text)
     if path.suffix == ".gguf":
-        raise ValueError(f"{text!r}: GGUF files are not read by this version")
-    return storage.read(path, device=device, dtype=dtype)
+        from circuits.pretrained.gguf import read_gguf
+
+        return read_gguf(path, device=device, dtype=dtype, layers=layers)
+    return _layers_of(storage.read(path, device=device, dtype=dtype), layers)
+
+
+def _from_hub(model_id: str, **options: Any) -> HookedGPT:
+    from circuits.pretrained.folder import read_folder
+    from circuits.pretrained.hub import fetch
+
+    folder = fetch(model_id)
+    model = read_folder(folder, **options)
+    model.card |= {"source": HUB_PREFIX + model_id.partition("@")[0], "revision": folder.name}
+    return model
+
+
+def _layers_of(model: HookedGPT, layers: Sequence[int] | None) -> HookedGPT:
+    """Some layers of a model that is in memory, sharing its weights."""
+    if layers is None:
+        return model
+    from circuits.pretrained.assemble import chosen_layers, part_of_the_stack
+
+    chosen = chosen_layers(layers, model.config.n_layers)
+    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("blocks.")}
+    for new, old in enumerate(chosen):
+        prefix = f"blocks.{old}."
+        state |= {
+            f"blocks.{new}.{name.removeprefix(prefix)}": tensor
+            for name, tensor in model.state_dict().items()
+            if name.startswith(prefix)
+        }
+    part = HookedGPT.from_state_dict(part_of_the_stack(model.config, chosen), state)
+    part.tokenizer, part.card = model.tokenizer, {**model.card, "layers": list(chosen)}
+    return part
 
 
 def _nothing_there(text: str) -> Exception:

@@ -13,7 +13,7 @@ from torch import Tensor
 from circuits.config import GPTConfig
 from circuits.initialise import load_exactly
 from circuits.model import HookedGPT
-from circuits.pretrained.family import Family, Stored
+from circuits.pretrained.family import Family, Part, Stored
 
 _OUR_LAYER = re.compile(r"^blocks\.(\d+)\.")
 
@@ -74,7 +74,7 @@ def assemble(
         config = config.replace(tie_embeddings=False)
     model = HookedGPT(part_of_the_stack(config, layers), device="meta")
     places = {ours: names.place(ours, layers) for ours in model.state_dict()}
-    names.require_present([name for place in places.values() for name in place.names])
+    names.require_present([part.name for place in places.values() for part in place])
     state = {
         ours: _filled(ours, shape.shape, places[ours], tensors, config, dtype, device)
         for ours, shape in model.state_dict().items()
@@ -101,7 +101,7 @@ class _Names:
         match = _OUR_LAYER.match(ours)
         layer = layers[int(match[1])] if match else None
         place = self.family.tensors[ours if match is None else _OUR_LAYER.sub("blocks.{l}.", ours)]
-        return Stored(tuple(self.spelled(name.replace("{l}", str(layer))) for name in place.names), place.view)
+        return tuple(Part(self.spelled(part.name.replace("{l}", str(layer))), part.view) for part in place)
 
     def require_present(self, wanted: list[str]) -> None:
         """Refuse a file that lacks weights, or holds some that this family has no place for."""
@@ -109,9 +109,9 @@ class _Names:
         if missing:
             raise ValueError(f"{self.family.model_type}: {_listed(missing)} missing from the file")
         known = {
-            self.spelled(name.replace("{l}", str(layer)))
+            self.spelled(part.name.replace("{l}", str(layer)))
             for place in self.family.tensors.values()
-            for name in place.names
+            for part in place
             for layer in range(self.n_layers)
         }
         left = sorted(name for name in self.there - known if not re.search(self.family.ignored, name))
@@ -126,8 +126,7 @@ def _listed(names: list[str]) -> str:
 
 def _unembedding_of_its_own(family: Family, tensors: Tensors, names: _Names) -> bool:
     """Whether a file whose config ties the embeddings stores an unembedding that differs: the weights decide."""
-    (embed,), (unembed,) = family.tensors["embed.weight"].names, family.tensors["unembed.weight"].names
-    embed, unembed = names.spelled(embed), names.spelled(unembed)
+    embed, unembed = (names.spelled(family.tensors[ours][0].name) for ours in ("embed.weight", "unembed.weight"))
     if not {embed, unembed} <= names.there:
         return False
     return not torch.equal(tensors.read(embed), tensors.read(unembed))
@@ -145,16 +144,16 @@ def _filled(
     """One of our tensors, filled from the file's, row block by row block."""
     target = torch.empty(shape, dtype=dtype, device=device)
     start = 0
-    for name in place.names:
-        view = place.view(tensors.read(name), config)
+    for part in place:
+        view = part.view(tensors.read(part.name), config)
         rows = view.numel() // max(target[:1].numel(), 1)
         fits = start + rows <= shape[0] and (target.ndim == 1 or view.shape[-1] == shape[1])
         if not fits:
-            raise _misfit(ours, shape, name, view)
+            raise _misfit(ours, shape, part.name, view)
         target[start : start + rows].view(view.shape).copy_(view)
         start += rows
     if start != shape[0]:
-        raise _misfit(ours, shape, name, view)
+        raise _misfit(ours, shape, part.name, view)
     return target
 
 

@@ -24,21 +24,25 @@ def transposed(tensor: Tensor, config: GPTConfig) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Where one of our tensors stands in a file.
+class Part:
+    """A tensor of a file that makes one of ours, or some rows of it.
 
     Attributes:
-        names: The file's tensors that make it, one below the other; ``{l}`` stands for the layer.
-        view: How each of them is seen so that its rows are ours; reads, never copies, where it can.
+        name: Its name; ``{l}`` stands for the layer.
+        view: How it is seen so that its rows are ours; reads, never copies, where it can.
     """
 
-    names: tuple[str, ...]
+    name: str
     view: View = as_stored
 
 
+# Where one of our tensors stands in a file: its parts, one below the other.
+Stored = tuple[Part, ...]
+
+
 def stored(*names: str, view: View = as_stored) -> Stored:
-    """A `Stored`, written shortly for the tables."""
-    return Stored(names, view)
+    """Parts that are seen in one way."""
+    return tuple(Part(name, view) for name in names)
 
 
 def affine(ours: str, theirs: str, view: View = as_stored) -> dict[str, Stored]:

@@ -44,14 +44,25 @@ def test_path_with_nothing_there_is_a_missing_file(path):
         load(path)
 
 
-def test_forms_that_are_not_read_say_so(tmp_path):
-    with pytest.raises(ValueError, match="hub are not read"):
+def test_each_form_reaches_its_reader(tmp_path):
+    with pytest.raises(OSError, match=r"hf:openai-community/gpt2: config.json is not in the cache, and HF_HUB_OFFLINE"):
         load("hf:openai-community/gpt2")
-    with pytest.raises(ValueError, match="Hugging Face folders are not read"):
+    with pytest.raises(FileNotFoundError, match=r"has no config.json, so it is no Hugging Face folder"):
         load(tmp_path)
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ValueError, match="GGUF files are not read"):
+    with pytest.raises(ValueError, match="not a whole GGUF file"):
         load(tmp_path / "m.gguf")
+
+
+def test_part_of_the_stack_of_an_own_checkpoint(tmp_path):
+    model = HookedGPT(GPTConfig(**{**SIZES, "n_layers": 5}))
+    model.card = {"trained_on": "nothing"}
+    save(model, tmp_path / "m.safetensors")
+    part = load(tmp_path / "m.safetensors", layers=range(2, 4))
+    assert torch.equal(part.W_V, model.W_V[2:4])
+    assert part.card == {"trained_on": "nothing", "layers": [2, 3]}
+    with pytest.raises(ValueError, match="increasing numbers from 0 to 4"):
+        load(tmp_path / "m.safetensors", layers=range(4, 6))
 
 
 def test_a_pickle_is_refused(tmp_path):
