@@ -16,6 +16,8 @@ from circuits.names import block_names
 from circuits.run import Run
 
 Stream = Float[Tensor, "batch pos d_model"]
+# The stream behind an attention, at the positions that are still read: all of them, unless the run says otherwise.
+Onward = Float[Tensor, "batch query d_model"]
 
 
 class TransformerBlock(nn.Module):
@@ -51,7 +53,7 @@ class TransformerBlock(nn.Module):
             norm = Norm(config.norm, config.d_model, config.norm_eps, **factory) if there and config.norm else None
             self.register_module(name, norm)
 
-    def forward(self, x: Stream, run: Run) -> Stream:
+    def forward(self, x: Stream, run: Run) -> Onward:
         """The stream after the block."""
         tap, names = run.tap, self.names
         x = tap(names.resid_pre, x)
@@ -80,7 +82,7 @@ class TransformerBlock(nn.Module):
         """The end of a sequential block."""
         return run.tap(self.names.resid_post, self.after_mlp(mid + mlp_out, run))
 
-    def attention_branch(self, x: Stream, normed: Stream, run: Run) -> Stream:
+    def attention_branch(self, x: Stream, normed: Stream, run: Run) -> Onward:
         """What attention adds to the stream `x`, given ``LN₁(x)``."""
         n, attn = self.names, self.attn
         q_read = self._own_read(n.q_input, run.wanted(x), run.wanted(normed), attn.n_heads, run)
@@ -130,14 +132,15 @@ class TransformerBlock(nn.Module):
         if not run.tap.touches(name):
             return normed
         per_head = x.unsqueeze(2).expand(-1, -1, heads, -1)
-        return _reread(name, per_head, normed.unsqueeze(2).expand_as(per_head), self._normalise_again, run, normed)
+        return _reread(name, per_head, normed.unsqueeze(2).expand_as(per_head), self.normalised, run, normed)
 
     def _read_through_shared_norm(self, x: Stream, normed: Stream, run: Run) -> Tensor:
         if not run.tap.touches(self.names.mlp_in):
             return normed
-        return _reread(self.names.mlp_in, x, normed, self._normalise_again, run, normed)
+        return _reread(self.names.mlp_in, x, normed, self.normalised, run, normed)
 
-    def _normalise_again(self, x: Tensor) -> Tensor:
+    def normalised(self, x: Tensor) -> Tensor:
+        """``LN₁(x)`` in a pre-norm block, `x` elsewhere, unseen by any hook."""
         normed: Tensor = self.ln1(x) if self.pre and self.ln1 is not None else x
         return normed
 

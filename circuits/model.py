@@ -163,6 +163,10 @@ class HookedGPT(StackedWeights):
         """``Z = cap(LN_f(X) W_U + b_U)``."""
         if self.ln_final is not None:
             x = self.ln_final.tapped(x, tap, names.FINAL_SCALE, names.FINAL_NORMALIZED)
+        return self.unembed_normalised(x)
+
+    def unembed_normalised(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
+        """``cap(X W_U + b_U)`` of a final stream that is normalised already."""
         logits = F.linear(x, self._unembedding_weight, self.unembed.bias)
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
@@ -279,6 +283,11 @@ class HookedGPT(StackedWeights):
             yield self
         finally:
             _SCOPED.reset(token)
+
+    @property
+    def in_scope_of_hooks(self) -> bool:
+        """Whether an enclosing `with model.hooks(...)` block of this thread changes passes of this model."""
+        return any(model is self for model, _ in _SCOPED.get())
 
     def _cache(self, captured: Mapping[str, Tensor], tokens: Tensor, mask: Tensor | None) -> ActivationCache:
         return ActivationCache(captured, self.config, check_mask(mask, tokens))

@@ -1,0 +1,99 @@
+"""Recompute what an intervention can change, and nothing else.
+
+An intervention at layer l and position t can change only what lies at layers ≥ l and positions ≥ t. The passes here
+start from the streams, keys and values of one clean run, at that layer and that position, for many interventions at
+once; they are the model's own blocks with another `Run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from circuits.model import HookedGPT
+from circuits.rerun.clean import clean_pass
+from circuits.rerun.edits import (
+    Add as Add,
+    Apply as Apply,
+    CutKeys as CutKeys,
+    Edit as Edit,
+    From as From,
+    Keep as Keep,
+    ProjectOut as ProjectOut,
+    Put as Put,
+    Scale as Scale,
+    Within as Within,
+    Zero as Zero,
+)
+from circuits.rerun.engine import recompute
+from circuits.rerun.intervention import Intervened as Intervened, Intervention as Intervention
+from circuits.rerun.prepare import Freeze as Freeze, lanes_of, needs
+from circuits.tokens import check_mask, check_tokens, last_positions
+
+
+@torch.no_grad()
+def rerun(
+    model: HookedGPT,
+    tokens: Int[Tensor, "batch pos"],
+    interventions: Sequence[Intervened],
+    *,
+    attention_mask: Tensor | None = None,
+    positions: int | Sequence[int] | None = None,
+    freeze: Iterable[Freeze] = (),
+) -> Float[Tensor, "set batch read d_vocab"]:
+    """Logits under each intervention, equal to those of a full pass with the same edits as hooks.
+
+    Args:
+        model: The model.
+        tokens: The batch.
+        interventions: Interventions, each by itself, or sequences of interventions that apply together, in the order
+            given where they edit one activation.
+        attention_mask: 1 for tokens, 0 for padding.
+        positions: The positions whose logits are wanted (negative ones count back from the last real token of each
+            row); only these are computed in the last block and unembedded. None: all.
+        freeze: ``"patterns"`` holds every attention pattern at the clean run, ``"norms"`` every norm's scale.
+
+    Raises:
+        TypeError, KeyError, ValueError, IndexError: What this model and batch cannot have, by name.
+    """
+    if model.in_scope_of_hooks:
+        raise ValueError("rerun takes its interventions as arguments; leave the `with model.hooks(...)` block first")
+    tokens = check_tokens(tokens, model.config)
+    mask = check_mask(attention_mask, tokens)
+    lanes = lanes_of(model, tokens, mask, interventions, freeze)
+    clean = clean_pass(model, tokens, mask, needs(model, lanes))
+    read = None if positions is None else read_positions(positions, tokens, mask)
+    changed = recompute(clean, lanes, read)
+    final = (
+        clean.final if read is None else clean.final.gather(1, read[..., None].expand(-1, -1, clean.final.shape[-1]))
+    )
+    logits = model.unembed_normalised(final).expand(len(lanes), -1, -1, -1).clone()
+    logits[changed.lane, changed.row, changed.slot] = model.unembed_normalised(changed.final)
+    return logits
+
+
+def read_positions(
+    positions: int | Sequence[int], tokens: Int[Tensor, "batch pos"], mask: Tensor | None
+) -> Int[Tensor, "batch read"]:
+    """Columns of the positions for each row; negative ones count back from the row's last real token.
+
+    Raises:
+        IndexError: A position outside the batch.
+        ValueError: The same position twice, or none.
+    """
+    wanted = [positions] if isinstance(positions, int) else [int(p) for p in positions]
+    if not wanted:
+        raise ValueError("no position to read was given")
+    last = last_positions(tokens, mask)
+    columns = torch.stack([last + 1 + p if p < 0 else torch.full_like(last, p) for p in wanted], dim=1)
+    outside = (columns < 0) | (columns >= tokens.shape[1])
+    if bool(outside.any()):
+        which = wanted[int(outside.any(0).nonzero()[0])]
+        raise IndexError(f"position {which} is not in a batch of {tokens.shape[1]} positions")
+    ordered = columns.sort(dim=1).values
+    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+        raise ValueError(f"positions {wanted} name one position twice")
+    return columns

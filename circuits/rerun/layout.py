@@ -1,0 +1,189 @@
+"""Lanes laid end to end: which cell of the flat stream ``[1 cell d_model]`` is which row and position of which lane.
+
+A lane is one what-if: the rows it can change, from the first position it can change on. Lanes that begin at the same
+position are stacked into a part, and parts follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from circuits.names import layer_of
+from circuits.rerun.intervention import Placed
+from circuits.rerun.stages import Entry
+
+
+@dataclass(frozen=True, eq=False)
+class Lane:
+    """One set of interventions, and what it can change.
+
+    Attributes:
+        number: Which of the sets it is.
+        placed: Its changes, in the order in which they apply.
+        entry: Where its pass begins.
+        start: The first position that can change.
+        rows: The rows of the batch that can change.
+    """
+
+    number: int
+    placed: tuple[Placed, ...]
+    entry: Entry
+    start: int
+    rows: Int[Tensor, " row"]
+
+    @cached_property
+    def by_layer(self) -> Mapping[int | None, list[Placed]]:
+        """Its changes by layer; None for the embeddings and the final norm."""
+        found: dict[int | None, list[Placed]] = {}
+        for placed in self.placed:
+            found.setdefault(layer_of(placed.name), []).append(placed)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Lanes that begin at one position, their rows stacked.
+
+    Attributes:
+        start: That position.
+        lanes: The lanes and which rows of the stack are theirs.
+        rows: Which row of the batch each row of the stack is.
+        columns: Which position each cell is.
+    """
+
+    start: int
+    lanes: tuple[tuple[Lane, slice], ...]
+    rows: Int[Tensor, " stack"]
+    columns: Int[Tensor, "#stack cell"]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and positions."""
+        return len(self.rows), self.columns.shape[1]
+
+    @property
+    def cells(self) -> int:
+        """Rows × positions."""
+        return len(self.rows) * self.columns.shape[1]
+
+    def reading(self, read: Int[Tensor, "batch slot"]) -> Part:
+        """The same lanes at the positions that are read, or at the first that can change where those come before it."""
+        return Part(self.start, self.lanes, self.rows, read[self.rows].clamp(min=self.start))
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Parts end to end."""
+
+    parts: tuple[Part, ...]
+
+    @cached_property
+    def offsets(self) -> list[int]:
+        """Where each part begins, and where the last one ends."""
+        ends = [0]
+        for part in self.parts:
+            ends.append(ends[-1] + part.cells)
+        return ends
+
+    @property
+    def cells(self) -> int:
+        """Length of the flat axis."""
+        return self.offsets[-1]
+
+    @cached_property
+    def rows(self) -> Int[Tensor, " cell"]:
+        """Row of the batch of each cell."""
+        return torch.cat([part.rows.repeat_interleave(part.shape[1]) for part in self.parts])
+
+    @cached_property
+    def columns(self) -> Int[Tensor, " cell"]:
+        """Position of each cell."""
+        return torch.cat([part.columns.expand(part.shape).flatten() for part in self.parts])
+
+    @cached_property
+    def lanes(self) -> Int[Tensor, " cell"]:
+        """Number of the lane of each cell."""
+        numbers = [
+            [lane.number for lane, rows in part.lanes for _ in range(rows.start, rows.stop)] for part in self.parts
+        ]
+        per_part = zip(self.parts, numbers, strict=True)
+        return torch.cat([part.rows.new_tensor(n).repeat_interleave(part.shape[1]) for part, n in per_part])
+
+    def gather(self, clean: Tensor) -> Tensor:
+        """The values ``[1 cell …]`` of the clean run (``[batch pos …]``) at every cell."""
+        return clean[self.rows, self.columns][None]
+
+    def view(self, flat: Tensor, part: int) -> Tensor:
+        """The cells of one part of a flat activation, ``[stack cell …]``."""
+        cells: Tensor = flat[0, self.offsets[part] : self.offsets[part + 1]].unflatten(0, self.parts[part].shape)
+        return cells
+
+
+@dataclass(frozen=True, eq=False)
+class Flat:
+    """A layout and the stream laid out by it."""
+
+    layout: Layout
+    x: Tensor
+
+
+def lay_out(lanes: Iterable[Lane], stop: int) -> Layout:
+    """Lanes as parts, over the positions from where each begins up to `stop`."""
+    by_start: dict[int, list[Lane]] = {}
+    for lane in lanes:
+        by_start.setdefault(lane.start, []).append(lane)
+    return Layout(tuple(_stack(start, stacked, stop) for start, stacked in sorted(by_start.items())))
+
+
+def _stack(start: int, lanes: Sequence[Lane], stop: int) -> Part:
+    placed, at = [], 0
+    for lane in lanes:
+        placed.append((lane, slice(at, at + len(lane.rows))))
+        at += len(lane.rows)
+    rows = torch.cat([lane.rows for lane in lanes])
+    return Part(start, tuple(placed), rows, torch.arange(start, stop, device=rows.device)[None])
+
+
+@dataclass
+class _Pile:
+    """Parts of several layouts that begin at one position."""
+
+    lanes: list[tuple[Lane, slice]] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
+    columns: list[Tensor] = field(default_factory=list)
+    streams: list[Tensor] = field(default_factory=list)
+    height: int = 0
+
+    def add(self, part: Part, stream: Tensor) -> None:
+        moved = [(lane, slice(rows.start + self.height, rows.stop + self.height)) for lane, rows in part.lanes]
+        self.lanes += moved
+        self.rows.append(part.rows)
+        self.columns.append(part.columns)
+        self.streams.append(stream)
+        self.height += len(part.rows)
+
+    def part(self, start: int) -> Part:
+        whole = all(len(columns) == 1 for columns in self.columns)
+        per_row = zip(self.columns, self.rows, strict=True)
+        columns = self.columns[0] if whole else torch.cat([c.expand(len(r), -1) for c, r in per_row])
+        return Part(start, tuple(self.lanes), torch.cat(self.rows), columns)
+
+
+def merged(flats: Sequence[Flat]) -> Flat:
+    """Several flat streams as one, parts that begin at one position stacked on each other."""
+    if len(flats) == 1:
+        return flats[0]
+    piles: dict[int, _Pile] = {}
+    for flat in flats:
+        for i, part in enumerate(flat.layout.parts):
+            pile = piles.setdefault(part.start, _Pile())
+            pile.add(part, flat.x[0, flat.layout.offsets[i] : flat.layout.offsets[i + 1]])
+    ordered = sorted(piles.items())
+    x = torch.cat([stream for _, pile in ordered for stream in pile.streams])[None]
+    return Flat(Layout(tuple(pile.part(start) for start, pile in ordered)), x)

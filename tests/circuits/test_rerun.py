@@ -1,0 +1,304 @@
+"""A recomputed cone against a full pass with hooks, over architectures, names, cells, edits, and sets of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import architectures
+import batches
+import pytest
+import torch
+from hypothesis import Phase, given, settings, strategies as st
+from torch import Tensor
+
+from circuits import MLP, Attn, AttnBias, Block, Embed, Head, Neuron, PosEmbed
+from circuits.components import MLPBias
+from circuits.hooks import Hook
+from circuits.model import HookedGPT
+from circuits.names import block_names
+from circuits.rerun import (
+    Add,
+    Apply,
+    CutKeys,
+    From,
+    Intervention,
+    ProjectOut,
+    Put,
+    Scale,
+    Within,
+    Zero,
+    rerun,
+)
+from circuits.rerun.clean import clean_pass
+from circuits.rerun.engine import recompute
+from circuits.rerun.prepare import lanes_of
+
+PER_HEAD = ("input", "hook_q", "hook_k", "hook_v", "rot_q", "rot_k", "hook_z", "hook_result", "scores", "pattern")
+MATRICES = ("hook_attn_scores", "hook_pattern")
+_MODELS: dict[str, tuple[HookedGPT, Any]] = {}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An intervention and, written without the engine, what it does to one activation of a full pass."""
+
+    intervention: Intervention
+    name: str
+    by_hook: Callable[[Tensor], Tensor]
+
+
+def _tokens(side: str | None, config: Any) -> tuple[Tensor, Tensor | None]:
+    if side is None:
+        return batches.random_tokens(config), None
+    return batches.pad(batches.random_prompts(config), side)
+
+
+def _model(architecture: str) -> tuple[HookedGPT, Any]:
+    if architecture not in _MODELS:
+        model = architectures.make(architecture)
+        other = batches.random_tokens(model.config, seed=7)
+        _MODELS[architecture] = model, model.run_with_cache(other, lambda name: True)[1].detach()
+    return _MODELS[architecture]
+
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+
+def _edit(draw: Draw, name: str, whole: Tensor, source: Tensor, cache: Any, seed: int) -> tuple[Any, Callable]:
+    """An edit and its effect on the chosen piece [rows positions ...] of `whole`; `source` is another run's piece."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(whole.shape, generator=generator, dtype=whole.dtype)
+    kinds = ["put", "scale", "add", "from", "apply"]
+    if not name.endswith((*MATRICES, "hook_scale")):
+        kinds += ["zero", "project", "within"]
+    if name.endswith("hook_scale"):
+        noise = noise.abs() + 0.5
+    if name.endswith("scores"):
+        kinds.remove("apply")
+        kinds += ["cut"]
+    kind = draw(st.sampled_from(kinds))
+    direction = noise[0, 0].flatten()[: whole.shape[-1]]
+    basis = torch.linalg.qr(direction[:, None])[0] @ torch.linalg.qr(direction[:, None])[0].T
+    return {
+        "put": (Put(noise), lambda old, pick: pick(noise)),
+        "zero": (Zero(), lambda old, pick: torch.zeros_like(old)),
+        "scale": (Scale(1.7), lambda old, pick: 1.7 * old),
+        "add": (Add(noise, 0.5), lambda old, pick: old + 0.5 * pick(noise)),
+        "from": (From(cache), lambda old, pick: pick(source)),
+        "project": (ProjectOut(direction), lambda old, pick: old - old @ basis),
+        "within": (Within(direction, noise), lambda old, pick: old + (pick(noise) - old) @ basis),
+        "apply": (
+            Apply(lambda x: 0.5 * x + x.mean(1, keepdim=True)),
+            lambda old, pick: 0.5 * old + old.mean(1, keepdim=True),
+        ),
+        "cut": (CutKeys([0, 2]), lambda old, pick: _without(old, [0, 2])),
+    }[kind]
+
+
+def _without(scores: Tensor, keys: list[int]) -> Tensor:
+    scores = scores.clone()
+    scores[..., keys] = float("-inf")
+    return scores
+
+
+def _case(draw: Draw, architecture: str, last: Tensor) -> Case:
+    model, cache = _model(architecture)
+    name = draw(st.sampled_from(model.hook_names))
+    rows = draw(st.none() | st.lists(st.integers(0, batches.BATCH - 1), min_size=1, max_size=3, unique=True))
+    positions = draw(
+        st.none()
+        | st.lists(st.integers(0, batches.POS - 1), min_size=1, max_size=4, unique=True)
+        | st.sampled_from([[-1], [-2, -1]])
+    )
+    source = cache[name]
+    if source.shape[0] == 1:
+        source = source.expand(batches.BATCH, *source.shape[1:])
+    head_axis = 1 if name.endswith(MATRICES) else 2
+    head = None
+    if name.endswith(PER_HEAD) or ("_norm.hook" in name and "post" not in name and "q_norm" in name):
+        head = draw(st.none() | st.integers(0, source.shape[head_axis] - 1))
+    part = source if head is None else source.select(head_axis, head)
+    edit, effect = _edit(draw, name, part, part, cache, draw(st.integers(0, 99)))
+
+    def by_hook(activation: Tensor) -> Tensor:
+        whole = activation.expand(batches.BATCH, *activation.shape[1:]).clone()
+        view = whole if head is None else whole.select(head_axis, head)
+        # Cells in front: [row position ...], a view that writes through.
+        swap = name.endswith(MATRICES) and head is None
+        cells = view.transpose(1, 2) if swap else view
+        own = list(range(batches.BATCH)) if rows is None else rows
+        chosen = [
+            [int(p) if p >= 0 else int(last[r]) + 1 + int(p) for p in positions or range(batches.POS)] for r in own
+        ]
+        at = (torch.tensor(own)[:, None], torch.tensor([sorted(c) for c in chosen]))
+
+        def pick(value: Tensor) -> Tensor:
+            return (value.transpose(1, 2) if swap else value)[at]
+
+        old = cells[at]
+        cells[at] = effect(old, pick)
+        return whole
+
+    return Case(Intervention(name, edit, positions, rows, head), name, by_hook)
+
+
+def _last(mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return torch.full((batches.BATCH,), batches.POS - 1)
+    return torch.tensor([max(row.nonzero()[:, 0].tolist()) for row in mask])
+
+
+def hooked(model: HookedGPT, tokens: Tensor, mask: Tensor | None, cases: list[Case]) -> Tensor:
+    def hook_for(case: Case) -> Callable[[Tensor, Hook], Tensor]:
+        return lambda activation, hook: case.by_hook(activation)
+
+    with torch.no_grad():
+        return model.run_with_hooks(tokens, [(case.name, hook_for(case)) for case in cases], mask)
+
+
+@settings(max_examples=100, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data())
+def test_rerun_equals_the_hooked_full_pass(data: st.DataObject) -> None:
+    architecture = data.draw(st.sampled_from(architectures.NAMES))
+    model, _ = _model(architecture)
+    tokens, mask = _tokens(data.draw(st.sampled_from([None, "left", "right"])), model.config)
+    read = data.draw(st.none() | st.sampled_from([[-1], [0], [-2, -1], [3, 5], [12, 7, 1]]))
+    sizes = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    sets = [[_case(data.draw, architecture, _last(mask)) for _ in range(size)] for size in sizes]
+    mine = rerun(
+        model, tokens, [[c.intervention for c in cases] for cases in sets], attention_mask=mask, positions=read
+    )
+    for logits, cases in zip(mine, sets, strict=True):
+        full = hooked(model, tokens, mask, cases)
+        if read is not None:
+            last = _last(mask)
+            columns = torch.stack([last + 1 + p if p < 0 else torch.full_like(last, p) for p in read], dim=1)
+            full = full[torch.arange(len(full))[:, None], columns]
+        scale = max(1.0, float(full.abs().nan_to_num(0).max()))
+        torch.testing.assert_close(logits, full, rtol=0, atol=1e-10 * scale, equal_nan=True)
+
+
+def _zeroed(name: str, index: int | None) -> tuple[str, Callable[[Tensor, Hook], Tensor]]:
+    def zero(activation: Tensor, hook: Hook) -> Tensor:
+        (activation if index is None else activation.select(2, index)).zero_()
+        return activation
+
+    return name, zero
+
+
+@pytest.mark.parametrize("architecture", architectures.NAMES)
+def test_every_kind_of_component_ablated_is_its_hook_set_to_zero(architecture: str) -> None:
+    model, _ = _model(architecture)
+    tokens, mask = _tokens("left", model.config)
+    last = model.config.n_layers - 1
+    hooks = {Embed(): _zeroed("hook_embed", None), Head(0, 1): _zeroed("blocks.0.attn.hook_z", 1)}
+    hooks[Attn(last)] = _zeroed(f"blocks.{last}.hook_attn_out", None)
+    if model.config.positions == "learned":
+        hooks[PosEmbed()] = _zeroed("hook_pos_embed", None)
+    if model.config.has_mlp:
+        hooks[MLP(0)] = _zeroed("blocks.0.hook_mlp_out", None)
+        hooks[Neuron(last, 3)] = _zeroed(f"blocks.{last}.mlp.hook_post", 3)
+    mine = rerun(model, tokens, [Intervention(component, Zero()) for component in hooks], attention_mask=mask)
+    for logits, hook in zip(mine, hooks.values(), strict=True):
+        full = model.run_with_hooks(tokens, [hook], mask)
+        torch.testing.assert_close(logits, full, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("architecture", ["course", "post_norm", "parallel_two_norms", "attn_only", "like_gemma2"])
+def test_dropping_a_block_leaves_the_identity(architecture: str) -> None:
+    model, _ = _model(architecture)
+    tokens = batches.random_tokens(model.config)
+    stream: dict[str, Tensor] = {}
+    for layer in (0, 1):
+        names = block_names(layer)
+        hooks = [
+            (names.resid_pre, lambda x, hook: stream.__setitem__("before", x.clone())),
+            (names.resid_post, lambda x, hook: stream["before"]),
+        ]
+        full = model.run_with_hooks(tokens, hooks)
+        alone = rerun(model, tokens, [Intervention(Block(layer), Zero())])[0]
+        torch.testing.assert_close(alone, full, rtol=0, atol=1e-10)
+        head_first = [Intervention(Head(0, 0), Zero()), Intervention(Block(1), Zero())]
+        with_head = model.run_with_hooks(tokens, [_zeroed("blocks.0.attn.hook_z", 0), *(hooks if layer else [])])
+        if layer == 1:
+            torch.testing.assert_close(rerun(model, tokens, [head_first])[0], with_head, rtol=0, atol=1e-10)
+            last_only = rerun(model, tokens, [head_first], positions=-1)[0, :, 0]
+            torch.testing.assert_close(last_only, with_head[:, -1], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("component", [AttnBias(1), MLPBias(0)], ids=str)
+def test_a_bias_set_to_zero_is_a_model_without_it(component: AttnBias | MLPBias) -> None:
+    model, tokens = architectures.make("all_biases"), batches.random_tokens(architectures.config("all_biases"))
+    mine = rerun(model, tokens, [Intervention(component, Zero())])[0]
+    block = model.blocks[component.layer]
+    bias = block.attn.b_O if isinstance(component, AttnBias) else block.mlp.b_out
+    with torch.no_grad():
+        bias.zero_()
+        torch.testing.assert_close(mine, model(tokens), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("architecture", ["course", "rotary", "post_norm", "like_gemma2", "parallel_shared_norm"])
+def test_frozen_patterns_and_scales_are_those_of_the_clean_run(architecture: str) -> None:
+    model, _ = _model(architecture)
+    tokens = batches.random_tokens(model.config)
+    _, clean = model.run_with_cache(tokens)
+    for freeze, tail in (("patterns", "hook_pattern"), ("norms", "hook_scale")):
+        held = [name for name in model.hook_names if name.endswith(tail)]
+        hooks = [(name, lambda x, hook: clean[hook.name]) for name in held]
+        full = model.run_with_hooks(tokens, [_zeroed("blocks.0.attn.hook_z", 1), *hooks])
+        mine = rerun(model, tokens, [Intervention(Head(0, 1), Zero())], freeze=[freeze])[0]
+        torch.testing.assert_close(mine, full, rtol=0, atol=1e-10)
+        assert not torch.allclose(mine, rerun(model, tokens, [Intervention(Head(0, 1), Zero())])[0])
+
+
+def test_a_pass_narrowed_to_one_position_touches_no_more_than_the_cone() -> None:
+    model, _ = _model("course")
+    tokens = batches.random_tokens(model.config)
+    seen: list[tuple[int, int]] = []
+
+    original = torch.nn.functional.linear
+
+    def counted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        seen.append((weight.shape[0], x.numel() // x.shape[-1]))
+        return original(x, weight, bias)
+
+    with pytest.MonkeyPatch.context() as patch:
+        clean = clean_pass(model, tokens, None, {"blocks.1.attn.hook_z", "blocks.1.hook_resid_pre"})
+        lanes = lanes_of(model, tokens, None, [Intervention(Head(1, 0), Zero(), positions=[4, 9])])
+        patch.setattr(torch.nn.functional, "linear", counted)
+        changed = recompute(clean, lanes, torch.full((batches.BATCH, 1), 9))
+    assert {cells for _, cells in seen} == {batches.BATCH}
+    assert changed.final.shape == (batches.BATCH, model.config.d_model)
+
+
+BAD = {
+    "no such hook": (Intervention("blocks.0.hook_resid_pr", Zero()), KeyError, "closest are blocks.0.hook_resid_pre"),
+    "no such head": (Intervention("L0H9", Zero()), IndexError, "L0H9: head 9 is not in a model of 3 heads"),
+    "no such layer": (Intervention(MLP(7), Zero()), IndexError, "layer 7"),
+    "no head axis": (Intervention("hook_embed", Zero(), head=1), ValueError, "no head axis"),
+    "head of a hook": (Intervention("blocks.0.hook_k_input", Zero(), head=3), IndexError, "3 heads"),
+    "leaf": (Intervention("unembed_bias", Zero()), ValueError, "does not exist"),
+    "position": (Intervention("L0H1", Zero(), positions=13), IndexError, "position 13 at L0H1"),
+    "row": (Intervention("L0H1", Zero(), rows=4), IndexError, "row 4 is not in a batch of 4 rows"),
+    "shape": (Intervention("L0H1", Put(torch.zeros(3))), ValueError, r"shape \[.*\] at the cells to change"),
+    "cut": (Intervention("L0H1", CutKeys([0])), ValueError, "CutKeys edits attention scores"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_interventions_are_refused_by_name(case: str) -> None:
+    intervention, error, message = BAD[case]
+    model, _ = _model("course")
+    with pytest.raises(error, match=message):
+        rerun(model, batches.random_tokens(model.config), [intervention])
+
+
+def test_hooks_of_an_enclosing_block_are_refused_not_ignored() -> None:
+    model, _ = _model("course")
+    with (
+        model.hooks([("hook_embed", lambda x, hook: x * 2)]),
+        pytest.raises(ValueError, match="takes its interventions as arguments"),
+    ):
+        rerun(model, batches.random_tokens(model.config), [Intervention("L0H1", Zero())])
