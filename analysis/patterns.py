@@ -73,6 +73,10 @@ class HeadScores(Result):
     tokens: Int[Tensor, "batch pos"]
     source: str
 
+    def title(self) -> str:
+        """What the scores were measured on."""
+        return f"Attention scores on {self.source}"
+
 
 def head_scores(
     model: HookedGPT,
@@ -113,7 +117,7 @@ def head_scores(
         mask = check_mask(attention_mask, tokens)
         real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
         duplicate, induction = _targets_by_equality(tokens, real)
-        source = f"{len(tokens)} given prompts"
+        source = f"{len(tokens)} given prompt{'s' if len(tokens) > 1 else ''}"
     if not bool((real.sum(-1) > 1).any()):
         raise ValueError("head scores need a prompt of at least 2 tokens; got 1")
     pattern = attention_patterns(model, tokens, attention_mask).pattern

@@ -5,6 +5,8 @@ All ranks are functions of the singular values s, which come from the factors at
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
@@ -148,7 +150,8 @@ class CopyingScores(Result):
     """How far each head raises the logit of the token it attends to.
 
     Attributes:
-        score: ``Σ Re λ / Σ |λ|`` between −1 and 1; NaN where every eigenvalue is rounding.
+        score: ``Σ Re λ / Σ |λ|`` between −1 and 1; NaN where no eigenvalue exceeds what rounding makes of
+            the product of the factors.
         eigenvalues: λ of ``W_E W_OV W_U``, as many as can differ from 0, in no order.
         raw: Whether the bare weights were measured.
         note: What was read in.
@@ -180,15 +183,17 @@ def copying_scores(model: HookedGPT, raw: bool = False) -> CopyingScores:
     weights = head_weights(model, raw)
     _refuse_nonfinite(weights)
     W_E, W_U = embedding(model, raw), unembedding(model, raw)
-    matrices = weights.W_O @ (W_U @ W_E) @ weights.W_V
-    eigenvalues = torch.linalg.eigvals(matrices)
+    shared = W_U @ W_E
+    eigenvalues = torch.linalg.eigvals(weights.W_O @ shared @ weights.W_V)
     sizes = eigenvalues.abs()
-    # ‖W_E W_V W_O W_U‖² = tr(W_Vᵀ (W_Eᵀ W_E) W_V · W_O (W_U W_Uᵀ) W_Oᵀ)
-    reads = weights.W_V.mT @ (W_E.mT @ W_E) @ weights.W_V
-    writes = weights.W_O @ (W_U @ W_U.mT) @ weights.W_O.mT
-    norm = (reads * writes).sum((-2, -1)).clamp_min(0).sqrt()
-    rounding = max(len(W_E), matrices.shape[-1]) * torch.finfo(sizes.dtype).eps * norm
     score = eigenvalues.real.sum(-1) / sizes.sum(-1)
-    score = torch.where(sizes.amax(-1) > rounding, score, float("nan"))
+    score = torch.where(sizes.amax(-1) > _rounding(weights.W_O, shared, weights.W_V), score, float("nan"))
     note = weights.note if raw else f"{weights.note}, W_U centred over the vocabulary"
     return CopyingScores(score=score, eigenvalues=eigenvalues, raw=raw, note=note)
+
+
+def _rounding(*factors: Tensor) -> Float[Tensor, "*batch"]:
+    """What rounding alone can make of a product: a few eps of the product of the Frobenius norms."""
+    norms = [torch.linalg.matrix_norm(factor) for factor in factors]
+    bound: Tensor = 4 * torch.finfo(factors[0].dtype).eps * math.prod(norms[1:], start=norms[0])
+    return bound

@@ -172,12 +172,12 @@ class Result:
         return f"{type(self).__name__}: {settings}" if settings else type(self).__name__
 
     def __repr__(self) -> str:
-        lines = [self.title()]
+        shapes: dict[str, list[str]] = {}
         for field, axes in self._tensors().items():
-            tensor = getattr(self, field)
-            sizes = " × ".join(f"{axis} {size}" for axis, size in zip(axes, tensor.shape, strict=True))
-            lines.append(f"  {field} [{sizes}]")
-        return "\n".join([*lines, *_text_table(self.columns(), _ROWS_IN_REPR)])
+            sizes = zip(axes, getattr(self, field).shape, strict=True)
+            shapes.setdefault(" × ".join(f"{axis} {size}" for axis, size in sizes), []).append(field)
+        lines = [f"  {', '.join(fields)} [{shape}]" for shape, fields in shapes.items()]
+        return "\n".join([self.title(), *lines, *_text_table(self.columns(), _ROWS_IN_REPR)])
 
     def _repr_html_(self) -> str:
         import html

@@ -54,9 +54,10 @@ class Ablation(Result):
     def title(self) -> str:
         """What was replaced by what, and what was measured."""
         clean = float(weighted_mean(self.clean[None], self.weight))
+        prompts = "1 prompt" if len(self.clean) == 1 else f"{len(self.clean)} prompts"
         return (
             f"Change of {self.metric} (clean {clean:.4g}) when a component is replaced by {self.replacement}; "
-            f"{len(self.clean)} prompts, {self.level:.0%} interval"
+            f"{prompts}, {self.level:.0%} interval"
         )
 
     def grid(self) -> Float[Tensor, "layer head"]:

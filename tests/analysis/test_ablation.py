@@ -291,3 +291,18 @@ def test_positions_of_learned_embeddings_can_be_taken_out():
     found = ablate(model, tokens, [PosEmbed()], metric=lambda z: z[:, -1, 3], progress=False)
     expected = edited(model, tokens, "hook_pos_embed", zeroed(...))[:, -1, 3]
     assert torch.allclose(found.clean + found.effect[0], expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_blocks_write_is_the_difference_it_makes(name):
+    model, tokens, reference = model_of(name), prompts(), prompts(6, 9)
+    _, cache = model.run_with_cache(reference)
+    write = (cache["resid_post", 0] - cache["resid_pre", 0]).mean((0, 1))
+    _, own = model.run_with_cache(tokens)
+
+    def replace(activation, hook):
+        return own["resid_pre", 0] + write
+
+    expected = model.run_with_hooks(tokens, [("blocks.0.hook_resid_post", replace)])[:, -1, 3]
+    found = ablate(model, tokens, [Block(0)], "mean", lambda z: z[:, -1, 3], reference=reference, progress=False)
+    assert torch.allclose(found.clean + found.effect[0], expected, atol=1e-9)

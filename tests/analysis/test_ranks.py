@@ -123,14 +123,30 @@ def test_a_head_that_writes_the_opposite_has_score_minus_one():
 
 
 def test_eigenvalues_that_are_only_rounding_give_no_score():
-    """A head that sends every token to the next one's logit: nilpotent, so its eigenvalues are 0 though it is not."""
+    """In a turned basis of the stream the previous-token head's eigenvalues are 1e-16 and the like instead of 0."""
     model = compiled.induction_head()
-    shift = torch.zeros(compiled.D_HEAD, model.config.d_model, dtype=torch.float64)
-    for i in range(compiled.V - 1):
-        shift[i, compiled.OUT + i + 1] = 1
+    generator = torch.Generator().manual_seed(0)
+    square = torch.randn(model.config.d_model, model.config.d_model, generator=generator, dtype=torch.float64)
+    turn = torch.linalg.qr(square).Q
     with torch.no_grad():
-        model.blocks[1].attn.W_O[0] = shift
-    assert copying_scores(model, raw=True).score[1, 0].isnan()
+        for weight in (model.embed.weight, model.pos_embed.weight, model.unembed.weight):
+            weight.copy_(weight @ turn)
+        for block in model.blocks:
+            block.attn.qkv.weight.copy_(block.attn.qkv.weight @ turn)
+            block.attn.out.weight.copy_(turn.T @ block.attn.out.weight)
+    found = copying_scores(model, raw=True)
+    assert 0 < found.eigenvalues[0, 0].abs().max() < 1e-12
+    assert found.score[0, 0].isnan()
+    assert found.score[1, 0].item() == pytest.approx(1, abs=1e-9)
+
+
+def test_a_shift_of_all_logits_changes_no_copying_score():
+    model = architectures.make("course")
+    folded, raw = copying_scores(model).score, copying_scores(model, raw=True).score
+    with torch.no_grad():
+        model.unembed.weight.add_(torch.linspace(-1, 2, model.config.d_model, dtype=torch.float64))
+    assert torch.allclose(copying_scores(model).score, folded, atol=1e-9)
+    assert not torch.allclose(copying_scores(model, raw=True).score, raw, atol=1e-3)
 
 
 def test_frames_have_the_axes_of_the_results():

@@ -152,3 +152,20 @@ def test_unknown_field_and_axis_list_what_there_is():
         grid().to_frame("scroe")
     with pytest.raises(KeyError, match="no axis 'heads'; it has head, head2, k"):
         grid().labels("heads")
+
+
+def test_axes_in_another_order_are_lined_up_by_name():
+    @result
+    class Two(Result):
+        one: Float[Tensor, "layer head"]
+        other: Float[Tensor, "head layer"]
+
+    values = torch.arange(6.0).reshape(2, 3)
+    frame = Two(one=values, other=values.T.contiguous()).to_frame()
+    assert list(frame["one"]) == list(frame["other"]) == [0, 1, 2, 3, 4, 5]
+
+
+def test_repr_lists_fields_of_one_shape_together():
+    text = repr(effects())
+    assert "  effect [component 3 × batch 2]" in text
+    assert text.count("[") == 3

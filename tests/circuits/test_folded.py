@@ -150,3 +150,9 @@ def test_folding_changes_no_weight_of_the_model():
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     head_weights(model), unembedding(model), embedding(model)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_unembedding_is_centred_over_the_vocabulary_unless_raw():
+    model = architectures.make("course")
+    assert unembedding(model).sum(-1).abs().max() < 1e-12
+    assert unembedding(model, raw=True).sum(-1).abs().max() > 0.1
