@@ -64,11 +64,11 @@ class HeadMeasurements:
         spectra: list[list[float]] = values.flatten(0, 1).tolist()
         return spectra
 
-    def role(self, head: Head) -> str | None:
-        """What a head mostly looks at, with the score; None where no score is clear."""
+    def role(self, head: Head) -> tuple[str, float] | None:
+        """What a head mostly looks at, and that score; None where no score is clear."""
         place = self.heads.index(head)
         clear = [(value, name) for name in SCORES[:-1] if (value := self.score(name)[place]) >= CLEAR]
-        return "{1} {0:.2f}".format(*max(clear)) if clear else None
+        return max(clear)[::-1] if clear else None
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per head with every number, for tables and JSON."""

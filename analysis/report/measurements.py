@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ from analysis.ablation import Ablation, ablate
 from analysis.accounting import ParameterTable, parameter_table
 from analysis.patterns import AttentionPatterns, attention_patterns
 from analysis.prompts import token_labels
-from analysis.report.heads import HeadMeasurements, Progress, measure_heads
+from analysis.report.heads import CLEAR, HeadMeasurements, Progress, measure_heads
 from analysis.report.predictions import Predictions, predictions
 from circuits.components import Component, Head
 
@@ -80,11 +79,11 @@ class Measurements:
 
     @property
     def most_telling(self) -> Head:
-        """The head to show first: the one with the highest induction score, or the first."""
-        ranked = [
-            (value, -place) for place, value in enumerate(self.by_head.score("induction")) if not math.isnan(value)
-        ]
-        return self.heads[-max(ranked)[1]] if ranked else self.heads[0]
+        """The head to show first: a clear induction head, else the one that the loss depends on most."""
+        induction = [value if value >= CLEAR else 0.0 for value in self.by_head.score("induction")]
+        if max(induction) > 0:
+            return self.heads[induction.index(max(induction))]
+        return max(self.heads, key=lambda head: self.effects.get(head, 0.0))
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers of the report as plain data."""

@@ -41,10 +41,10 @@ def grid(measured: Measurements) -> Html:
         cells = [shaded_effect(effects, Head(layer, head), of_heads) for head in range(config.n_heads)]
         cells += [shaded_effect(effects, MLP(layer), of_parts)] if config.has_mlp else []
         cells += [shaded_effect(effects, Block(layer), of_parts)]
-        rows.append([row_header(f"layer {layer}"), *cells])
+        rows.append([row_header(str(layer)), *cells])
     columns = [*(f"head {head}" for head in range(config.n_heads)), *(["MLP"] if config.has_mlp else []), "block"]
     caption = "Change of the loss in nats, by layer; heads on one colour scale, MLPs and blocks on another"
-    return table([header("", numbers=False), *map(header, columns)], rows, caption=caption)
+    return table([header("layer", numbers=False), *map(header, columns)], rows, caption=caption)
 
 
 def shaded_effect(effects: Mapping[Component, float], component: Component, full: float) -> Html:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analysis.report.heads import CLEAR
 from analysis.report.markup import Html, el, formula, join
 from analysis.report.measurements import Measurements
 from analysis.report.png import data_uri, quantised, weights_png
@@ -16,9 +17,12 @@ from analysis.report.section import Section
 from analysis.report.sections.prompt import json_script
 from analysis.report.tables import legend
 
+BESIDE = 6  # heads in a row up to which the enlarged pattern has room beside them
+
 
 def patterns(measured: Measurements) -> Section:
     """One small picture per head; choosing one enlarges it and lets its weights be read off."""
+    layout = "heads" if measured.model.config.n_heads <= BESIDE else "heads many"
     return Section(
         anchor="patterns",
         title="Attention patterns",
@@ -26,11 +30,11 @@ def patterns(measured: Measurements) -> Section:
             [
                 "How much each query position (row) takes from each key position (column) on this prompt: ",
                 formula("A = softmax(x W_QK x^T / √d_head)"),
-                ", every row summing to 1; opacity is the weight, from 0 to 1. Below each head: what it looks at most, "
-                "by the scores of the next section.",
+                ", every row summing to 1; opacity is the weight, from 0 to 1. A head with a clear behaviour (a score "
+                f"of at least {CLEAR} in the next section) is named after it.",
             ]
         ),
-        html=join([el("div", tiles(measured), enlarged(measured), class_="heads"), data(measured)]),
+        html=join([el("div", tiles(measured), enlarged(measured), class_=layout), data(measured)]),
     )
 
 
@@ -39,9 +43,10 @@ def tiles(measured: Measurements) -> Html:
     n_heads = measured.model.config.n_heads
     buttons = []
     for head, pattern in zip(measured.heads, measured.pattern.flatten(0, 1), strict=True):
-        role = measured.by_head.role(head) or ""
-        picture = el("img", src=data_uri(weights_png(pattern)), alt=f"Attention pattern of {head}. {role}")
-        name = el("span", el("b", str(head)), el("small", role, title=role))
+        role, score = measured.by_head.role(head) or ("", 0.0)
+        said = f"{role} score {score:.3f}" if role else ""
+        picture = el("img", src=data_uri(weights_png(pattern)), alt=f"Attention pattern of {head} {said}".strip())
+        name = el("span", el("b", str(head)), el("small", role, title=said))
         buttons.append(el("button", picture, name, type="button", aria_pressed="false"))
     grid = el("div", *buttons, class_="tiles", style=f"--across:{n_heads}", role="group", aria_label="Heads")
     return el("div", legend("weight 0", "1", "var(--accent)"), el("div", grid, class_="scroll"))

@@ -33,7 +33,7 @@ def scores(measured: Measurements) -> Section:
                 " for a previous-token head, ",
                 formula("A[t, t−n+1]"),
                 " for an induction head, and so on. Weights are between 0 and 1; the entropy of a row is in nats. "
-                "A head of column can be pressed to sort by it.",
+                "Press the name of a column to sort by it.",
             ]
         ),
         html=scores_table(measured),
