@@ -84,4 +84,5 @@ def prompt_of(args: argparse.Namespace, model: HookedGPT) -> Int[Tensor, "1 pos"
 
 def model_name(args: argparse.Namespace) -> str:
     """What to call the model: its bundled name, or the name of its file or folder without the ending."""
-    return Path(args.model).stem or str(args.model)
+    name = Path(args.model).name or str(args.model)
+    return name.removesuffix(".safetensors").removesuffix(".gguf")

@@ -13,6 +13,7 @@ import pytest
 from small_models import small_model
 
 from analysis import cli
+from analysis.cli import options
 from analysis.cli.output import print_json, print_table
 
 ROOT = Path(__file__).parents[2]
@@ -313,3 +314,17 @@ def test_models_lists_every_bundled_model(capsys):
     assert tuple(model["name"] for model in json.loads(capsys.readouterr().out)["models"]) == bundled_names()
     assert cli.main(["models"]) == 0
     assert all(name in capsys.readouterr().out for name in bundled_names())
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("shakespeare", "shakespeare"),
+        ("runs/a.b.safetensors", "a.b"),
+        ("models/SmolLM2-1.7B/", "SmolLM2-1.7B"),
+        ("hf:ORG/NAME-0.5B", "NAME-0.5B"),
+        ("x/tiny.gguf", "tiny"),
+    ],
+)
+def test_a_model_is_called_after_its_file_or_folder(model, name):
+    assert options.model_name(argparse.Namespace(model=model)) == name

@@ -16,6 +16,7 @@ from analysis.report.png import data_uri, quantised, weights_png
 from analysis.report.section import Section
 from analysis.report.sections.prompt import json_script
 from analysis.report.tables import legend
+from circuits.config import GPTConfig
 
 BESIDE = 6  # heads in a row up to which the enlarged pattern has room beside them
 
@@ -29,13 +30,25 @@ def patterns(measured: Measurements) -> Section:
         explanation=join(
             [
                 "How much each query position (row) takes from each key position (column) on this prompt: ",
-                formula("A = softmax(x W_QK x^T / √d_head)"),
+                formula(equation(measured.model.config)),
                 ", every row summing to 1; opacity is the weight, from 0 to 1. A head with a clear behaviour (a score "
                 f"of at least {CLEAR} in the next section) is named after it.",
             ]
         ),
         html=join([el("div", tiles(measured), enlarged(measured), class_=layout), data(measured)]),
     )
+
+
+def equation(config: GPTConfig) -> str:
+    """The attention of this architecture: W_QK alone makes the scores only where nothing acts on queries and keys."""
+    plain = config.positions != "rotary" and not config.qk_norm and not config.bias_qkv
+    turned = "rot(q) rot(k)^T" if config.positions == "rotary" else "q k^T"
+    product = "x W_QK x^T" if plain else turned
+    scores = (
+        f"{product} / √d_head" if config.attn_scale == config.d_head**-0.5 else f"{config.attn_scale:.4g} {product}"
+    )
+    capped = scores if config.attn_softcap is None else f"cap({scores})"
+    return f"A = softmax({capped})"
 
 
 def tiles(measured: Measurements) -> Html:
