@@ -30,7 +30,7 @@ def fetch(model_id: str) -> Path:
             _required(repo, name, commit)
     elif _download(repo, SINGLE, commit) is None:
         raise HubError(
-            f"hf:{repo}: neither {SINGLE} nor {INDEX} {_absent()}; "
+            f"hf:{repo}: {SINGLE} (or {INDEX}) {_absent()}; "
             f"if it has only pytorch_model.bin, a pickle, fetch that and convert it where you trust it: {CONVERT}"
         )
     for name in (TOKENIZER, TOKENIZER_CONFIG):
