@@ -91,7 +91,8 @@ def _edit(draw: Draw, name: str, whole: Tensor, source: Tensor, cache: Any, seed
         "within": (Within(direction, noise), lambda old, pick: old + (pick(noise) - old) @ basis),
         "apply": (
             Apply(lambda x: 0.5 * x + x.mean(1, keepdim=True)),
-            lambda old, pick: 0.5 * old + old.mean(1, keepdim=True),
+            # A function is given whole matrices as they are, [rows head query key]; here the queries come first.
+            lambda old, pick: 0.5 * old + old.mean(2 if name.endswith(MATRICES) and old.ndim == 4 else 1, keepdim=True),
         ),
         "cut": (CutKeys([0, 2]), lambda old, pick: _without(old, [0, 2])),
     }[kind]
