@@ -8,28 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from circuits.validity import check_combinations, check_given, check_sizes, require_positive_number, require_size
+
 Activation = Literal["gelu", "gelu_new", "relu", "silu"]
 NormKind = Literal["layernorm", "rmsnorm"]
 ParallelBlocks = Literal[False, "shared_norm", "two_norms"]
-
-ACTIVATIONS: tuple[Activation, ...] = ("gelu", "gelu_new", "relu", "silu")
-_CHOICES: dict[str, tuple[Any, ...]] = {
-    "act": ACTIVATIONS,
-    "norm": ("layernorm", "rmsnorm", None),
-    "norm_placement": ("pre", "post"),
-    "positions": ("learned", "rotary", None),
-    "rotary_layout": ("half", "interleaved"),
-    "parallel_blocks": (False, "shared_norm", "two_norms"),
-}
-_FLAGS = (
-    "gated_mlp attn_only bias_qkv bias_out bias_mlp bias_unembed tie_embeddings qk_norm branch_norm final_norm".split()
-)
-_POSITIVE_SIZES = "n_layers d_model n_heads n_ctx d_vocab d_head n_kv_heads".split()
 
 # A default that depends on other fields: it reads as None only until `__post_init__` has put the number in. So a reader
 # may count on the number, while whoever builds a config may give None (and one window for all layers).
@@ -71,7 +58,7 @@ class RotaryScaling:
         if self.kind not in ("linear", "llama3"):
             raise ValueError(f"rotary scaling kind {self.kind!r} is not one of 'linear', 'llama3'")
         for name in ("factor", "low_freq_factor", "high_freq_factor", "original_n_ctx"):
-            _require_positive_number(f"rotary scaling {name}", getattr(self, name))
+            require_positive_number(f"rotary scaling {name}", getattr(self, name))
         if self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
                 f"rotary scaling high_freq_factor {self.high_freq_factor} is not above "
@@ -162,13 +149,15 @@ class GPTConfig:
     embed_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_given(self)
+        check_given(self)
+        if self.rotary_scaling is not None and not isinstance(self.rotary_scaling, RotaryScaling):
+            raise TypeError(f"rotary_scaling must be a RotaryScaling or None, not {self.rotary_scaling!r}")
         for name, rule in _RULES.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, rule(self))
         object.__setattr__(self, "window", _window_per_layer(self.window, self.n_layers))
-        _check_sizes(self)
-        _check_combinations(self)
+        check_sizes(self)
+        check_combinations(self)
 
     @staticmethod
     def course() -> GPTConfig:
@@ -255,41 +244,6 @@ def unknown_field(name: str) -> str:
     return f"GPTConfig has no field {name!r}{hint}"
 
 
-def _require_positive_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, not {value!r}")
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be positive and finite, not {value!r}")
-
-
-def _require_size(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")
-
-
-def _check_given(config: GPTConfig) -> None:
-    """Types and choices of what the caller gave, before anything is derived from it."""
-    for name in _POSITIVE_SIZES:
-        if getattr(config, name) is not None:
-            _require_size(name, getattr(config, name))
-    for name, choices in _CHOICES.items():
-        value = getattr(config, name)
-        if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
-            raise ValueError(f"{name} {value!r} is not one of {', '.join(map(repr, choices))}")
-    for name in _FLAGS:
-        value = getattr(config, name)
-        if value is not None and not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, not {value!r}")
-    for name in ("norm_eps", "rotary_base", "attn_scale", "attn_softcap", "logit_softcap", "embed_scale"):
-        value = getattr(config, name)
-        if value is not None:
-            _require_positive_number(name, value)
-    if config.rotary_scaling is not None and not isinstance(config.rotary_scaling, RotaryScaling):
-        raise TypeError(f"rotary_scaling must be a RotaryScaling or None, not {config.rotary_scaling!r}")
-
-
 def _divided(config: GPTConfig) -> int:
     d_head, rest = divmod(config.d_model, config.n_heads)
     if rest:
@@ -325,45 +279,5 @@ def _window_per_layer(window: Any, n_layers: int) -> tuple[int | None, ...]:
         raise ValueError(f"window lists {len(per_layer)} layers, but n_layers is {n_layers}")
     for layer, size in enumerate(per_layer):
         if size is not None:
-            _require_size(f"window of layer {layer}", size)
+            require_size(f"window of layer {layer}", size)
     return per_layer
-
-
-def _check_sizes(config: GPTConfig) -> None:
-    if config.attn_only:
-        if config.d_mlp != 0:
-            raise ValueError(f"d_mlp {config.d_mlp} was given for an attention-only model, which has no MLP")
-    else:
-        _require_size("d_mlp", config.d_mlp)
-    if config.n_heads % config.n_kv_heads:
-        raise ValueError(f"n_heads {config.n_heads} is not a multiple of n_kv_heads {config.n_kv_heads}")
-    if config.positions == "rotary":
-        _require_size("rotary_dim", config.rotary_dim)
-        if config.rotary_dim % 2 or config.rotary_dim > config.d_head:
-            raise ValueError(f"rotary_dim {config.rotary_dim} is not an even number of at most d_head {config.d_head}")
-    elif config.rotary_dim:
-        raise ValueError(f"rotary_dim {config.rotary_dim} was given, but positions is {config.positions!r}")
-
-
-def _check_combinations(config: GPTConfig) -> None:
-    """Fields that contradict each other; each line says which and why."""
-    post = config.norm_placement == "post"
-    refusals = {
-        "norm_placement 'post' needs a norm, but norm is None": post and config.norm is None,
-        "final_norm True needs a norm, but norm is None": config.final_norm and config.norm is None,
-        "branch_norm True needs a norm, but norm is None": config.branch_norm and config.norm is None,
-        "branch_norm True normalises a branch before it is added, which norm_placement 'post' replaces": (
-            config.branch_norm and post
-        ),
-        f"parallel_blocks {config.parallel_blocks!r} needs norm_placement 'pre'": bool(config.parallel_blocks) and post,
-        f"parallel_blocks {config.parallel_blocks!r} needs MLPs, but attn_only is True": (
-            bool(config.parallel_blocks) and config.attn_only
-        ),
-        "gated_mlp True needs MLPs, but attn_only is True": config.gated_mlp and config.attn_only,
-        f"rotary_scaling needs positions 'rotary', not {config.positions!r}": (
-            config.rotary_scaling is not None and config.positions != "rotary"
-        ),
-    }
-    for message, refused in refusals.items():
-        if refused:
-            raise ValueError(message)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from circuits import generation, names
@@ -25,8 +25,9 @@ from circuits.initialise import initialise, load_exactly
 from circuits.layers import Norm
 from circuits.names import NamesFilter
 from circuits.run import Run, make_run, token_positions
+from circuits.text_interface import TextInterface
 from circuits.tokens import check_mask, check_tokens, next_token_losses, predicted
-from circuits.weights import StackedWeights
+from circuits.weights import StackedWeights, Unembedding, unfilled_embedding
 
 if TYPE_CHECKING:
     from circuits.text import Tokenizer
@@ -35,28 +36,7 @@ if TYPE_CHECKING:
 _SCOPED: ContextVar[tuple[tuple[HookedGPT, Hooks], ...]] = ContextVar("circuits_scoped_hooks", default=())
 
 
-class Unembedding(nn.Module):
-    """`W_U` and `b_U`; the weight is absent where it is tied to the embedding's."""
-
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
-
-    def __init__(self, config: GPTConfig, **factory: Any) -> None:
-        super().__init__()
-        shapes = {
-            "weight": None if config.tie_embeddings else (config.d_vocab, config.d_model),
-            "bias": (config.d_vocab,) if config.bias_unembed else None,
-        }
-        for name, shape in shapes.items():
-            self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape, **factory)))
-
-
-def _embedding(rows: int, width: int, **factory: Any) -> nn.Embedding:
-    """An embedding whose weight nobody draws: `nn.Embedding` does, which on the meta device loads torch's compiler."""
-    return nn.Embedding(rows, width, _weight=torch.empty(rows, width, **factory))
-
-
-class HookedGPT(StackedWeights):
+class HookedGPT(StackedWeights, TextInterface):
     """A GPT whose every named activation can be read, kept and changed.
 
     Args:
@@ -71,7 +51,6 @@ class HookedGPT(StackedWeights):
         card: Where the model came from, as plain data.
     """
 
-    pos_embed: nn.Embedding | None
     ln_final: Norm | None
 
     def __init__(
@@ -90,9 +69,9 @@ class HookedGPT(StackedWeights):
         self.card: dict[str, Any] = {}
         # Sizes and shapes first, without memory; then memory, filled once.
         meta: dict[str, Any] = {"device": "meta", "dtype": dtype or torch.get_default_dtype()}
-        self.embed = _embedding(config.d_vocab, config.d_model, **meta)
+        self.embed = unfilled_embedding(config.d_vocab, config.d_model, **meta)
         learned = config.positions == "learned"
-        self.pos_embed = _embedding(config.n_ctx, config.d_model, **meta) if learned else None
+        self.pos_embed = unfilled_embedding(config.n_ctx, config.d_model, **meta) if learned else None
         self.blocks = Blocks(TransformerBlock(config, layer, **meta) for layer in range(config.n_layers))
         norm = config.norm if config.final_norm else None
         self.ln_final = None if norm is None else Norm(norm, config.d_model, config.norm_eps, **meta)
@@ -292,73 +271,11 @@ class HookedGPT(StackedWeights):
     def _cache(self, captured: Mapping[str, Tensor], tokens: Tensor, mask: Tensor | None) -> ActivationCache:
         return ActivationCache(captured, self.config, check_mask(mask, tokens))
 
-    # --- text ---
-
-    def _text_codec(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise ValueError("this model has no tokenizer; give it token ids [batch pos]")
-        return self.tokenizer
-
-    def to_tokens(self, text: str | list[str], **options: Any) -> Int[Tensor, "batch pos"]:
-        """Token ids ``[batch pos]`` of a text, or of several of one length (see the tokenizer's `encode`).
-
-        Raises:
-            ValueError: The model has no tokenizer, or the text holds what it cannot encode.
-        """
-        texts = [text] if isinstance(text, str) else text
-        tokenizer = self._text_codec()
-        rows = [tokenizer.encode(t, **options) for t in texts]
-        lengths = sorted({len(row) for row in rows})
-        if len(lengths) > 1:
-            raise ValueError(f"the texts have different lengths ({lengths} tokens); pad them, or encode one at a time")
-        return torch.tensor(rows, dtype=torch.long, device=self.device)
-
-    def to_string(self, tokens: Int[Tensor, " pos"] | Int[Tensor, "1 pos"] | list[int]) -> str:
-        """The text of one sequence of tokens."""
-        ids = tokens.flatten().tolist() if isinstance(tokens, Tensor) else tokens
-        return self._text_codec().decode(ids)
-
-    def to_str_tokens(self, text: str | Tensor | list[int]) -> list[str]:
-        """The text of each token of a text, or of a sequence of tokens."""
-        tokenizer = self._text_codec()
-        if isinstance(text, str):
-            ids: list[int] = tokenizer.encode(text)
-        else:
-            ids = text.flatten().tolist() if isinstance(text, Tensor) else text
-        return tokenizer.str_tokens(ids)
-
     def generate(self, tokens: Int[Tensor, "batch pos"], max_new_tokens: int, **options: Any) -> Tensor:
         """Continue sequences token by token (see `circuits.generation.generate`)."""
         return generation.generate(self, tokens, max_new_tokens, **options)
 
-    # --- weights outside the blocks ---
-
-    @property
-    def _unembedding_weight(self) -> Tensor:
-        return self.embed.weight if self.unembed.weight is None else self.unembed.weight
-
-    @property
-    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
-        """The token embedding (the parameter itself), before any `embed_scale`."""
-        return self.embed.weight
-
-    @property
-    def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
-        """The positional embedding (the parameter itself)."""
-        if self.pos_embed is None:
-            raise AttributeError("W_pos")
-        return self.pos_embed.weight
-
-    @property
-    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
-        """The unembedding, a view of its parameter (of the embedding's, where they are tied)."""
-        return self._unembedding_weight.T
-
-    @property
-    def b_U(self) -> Float[Tensor, " d_vocab"]:
-        """The unembedding bias; zeros where there is none."""
-        bias = self.unembed.bias
-        return self.embed.weight.new_zeros(self.config.d_vocab) if bias is None else bias
+    # --- what it is ---
 
     @property
     def cfg(self) -> GPTConfig:

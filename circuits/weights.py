@@ -114,11 +114,71 @@ class HeadCircuits:
         return f"{self.kind}({shape} through d_head {config.d_head}, raw weights{note})"
 
 
+class Unembedding(nn.Module):
+    """`W_U` and `b_U`; the weight is absent where it is tied to the embedding's."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(self, config: GPTConfig, **factory: Any) -> None:
+        super().__init__()
+        shapes = {
+            "weight": None if config.tie_embeddings else (config.d_vocab, config.d_model),
+            "bias": (config.d_vocab,) if config.bias_unembed else None,
+        }
+        for name, shape in shapes.items():
+            self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape, **factory)))
+
+
+def _embedding(rows: int, width: int, **factory: Any) -> nn.Embedding:
+    """An embedding whose weight nobody draws: `nn.Embedding` does, which on the meta device loads torch's compiler."""
+    return nn.Embedding(rows, width, _weight=torch.empty(rows, width, **factory))
+
+
+def unfilled_embedding(rows: int, width: int, **factory: Any) -> nn.Embedding:
+    """An embedding whose weight nobody draws: `nn.Embedding` does, which on the meta device loads torch's compiler."""
+    return nn.Embedding(rows, width, _weight=torch.empty(rows, width, **factory))
+
+
 class StackedWeights(nn.Module):
     """The weights of all layers, with DESIGN's names and shapes. `HookedGPT` is one."""
 
     config: GPTConfig
+    embed: nn.Embedding
+    pos_embed: nn.Embedding | None
     blocks: Blocks
+    unembed: Unembedding
+
+    # --- outside the blocks ---
+
+    @property
+    def _unembedding_weight(self) -> Tensor:
+        return self.embed.weight if self.unembed.weight is None else self.unembed.weight
+
+    @property
+    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
+        """The token embedding (the parameter itself), before any `embed_scale`."""
+        return self.embed.weight
+
+    @property
+    def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
+        """The positional embedding (the parameter itself)."""
+        if self.pos_embed is None:
+            raise AttributeError("W_pos")
+        return self.pos_embed.weight
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
+        """The unembedding, a view of its parameter (of the embedding's, where they are tied)."""
+        return self._unembedding_weight.T
+
+    @property
+    def b_U(self) -> Float[Tensor, " d_vocab"]:
+        """The unembedding bias; zeros where there is none."""
+        bias = self.unembed.bias
+        return self.embed.weight.new_zeros(self.config.d_vocab) if bias is None else bias
+
+    # --- stacked over layers ---
 
     def _stack(self, get: Callable[[TransformerBlock], Tensor | None], *absent: int) -> Tensor:
         """One tensor per block, stacked; zeros of shape `absent` where a block has none."""
