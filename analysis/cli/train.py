@@ -145,7 +145,10 @@ def run(args: argparse.Namespace) -> int:
     data = _data(args)
     config = _config(args, data.d_vocab)
     command = command_line(args)
+    _check_device(args.device)
     if args.threads is not None:
+        if args.threads < 1:
+            raise ValueError(f"threads must be at least 1, not {args.threads}")
         torch.set_num_threads(args.threads)
     try:
         model = train(
@@ -165,6 +168,15 @@ def run(args: argparse.Namespace) -> int:
         return INTERRUPTED
     _print_result(args, model.card)
     return 0
+
+
+def _check_device(name: str) -> None:
+    import torch
+
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:  # an unknown name, or a device that this PyTorch or machine lacks
+        raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
 
 
 def _data(args: argparse.Namespace) -> Data:

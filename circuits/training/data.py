@@ -250,7 +250,7 @@ class RepeatedData:
         source = torch.arange(length).repeat(size, 1)
         position = torch.arange(length)
         determined = torch.zeros(size, length, dtype=torch.bool)
-        latest = min(self.longest, length - 2 * self.min_repeat)
+        latest = min(2 * self.min_repeat, length - 2 * self.min_repeat)
         start = torch.randint(latest + 1, (size, 1), generator=generator)
         while bool((start <= length - 2 * self.min_repeat).any()):
             drawn = torch.randint(self.min_repeat, self.longest + 1, (size, 1), generator=generator)
