@@ -197,8 +197,8 @@ class RepeatedData:
 
     With a fixed length the second copy could be predicted by position alone; so that it takes looking for the earlier
     occurrence, the first block begins anywhere from 0 to ``2 min_repeat`` and every block has a length of its own. (A
-    first block that may begin late is learned much later: what a position sees of an early token is less diluted.) Where the vocabulary is large
-    enough no token stands twice but in the two copies of a block.
+    first block that may begin late is learned much later: what a position sees of an early token is less diluted.)
+    Where the vocabulary is large enough no token stands twice but in the two copies of a block.
 
     Attributes:
         d_vocab: Number of token ids.
