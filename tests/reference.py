@@ -181,21 +181,26 @@ class Sequence:
                 for j in seen[i]:
                     product = sum(a * b for a, b in zip(queries[i][h], keys[j][h // group], strict=True))
                     scores[h][i][j] = capped(config.attn_scale * product, config.attn_softcap)
-        shown = self.show(at + "attn.hook_attn_scores", torch.tensor(scores, dtype=q.dtype)).tolist()
+        # Whatever an edit made of them, a query's scores of what it does not see are −∞, and its weights on it 0.
+        shown = self.show(at + "attn.hook_attn_scores", torch.tensor(scores, dtype=q.dtype))
+        shown = self.hide(at + "attn.hook_attn_scores", shown, seen, -math.inf).tolist()
         pattern = [[[0.0] * n for _ in range(n)] for _ in range(config.n_heads)]
         for h in range(config.n_heads):
             for i in range(n):
                 weights = softmax([shown[h][i][j] for j in seen[i]])
                 for j, weight in zip(seen[i], weights, strict=True):
                     pattern[h][i][j] = weight
-        # Whatever an edit made of them, a query's weights on what it does not see are 0.
-        edited = self.show(at + "attn.hook_pattern", torch.tensor(pattern, dtype=q.dtype)).clone()
-        for i in range(n):
-            for j in range(n):
+        edited = self.show(at + "attn.hook_pattern", torch.tensor(pattern, dtype=q.dtype))
+        return self.hide(at + "attn.hook_pattern", edited, seen, 0.0)
+
+    def hide(self, name: str, value: torch.Tensor, seen: list[list[int]], hidden: float) -> torch.Tensor:
+        value = value.clone()
+        for i in range(self.length):
+            for j in range(self.length):
                 if j not in seen[i]:
-                    edited[:, i, j] = 0
-        self.shown[at + "attn.hook_pattern"] = edited
-        return edited
+                    value[:, i, j] = hidden
+        self.shown[name] = value
+        return value
 
     def mix(self, pattern: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         group = self.config.n_heads // self.config.n_kv_heads

@@ -130,10 +130,11 @@ def matching_edits(edited: Sequence[str]):
         generator = torch.Generator().manual_seed(7 + edited.index(hook.name))
         # Positive, so that an edited scale stays one; different at every position, head and coordinate.
         noise[hook.name] = 0.1 + 0.5 * torch.rand(activation.shape, generator=generator, dtype=activation.dtype)
-        return 0.7 * activation + noise[hook.name]
+        # Finite, so that an edit of scores tries to show the future.
+        return 0.7 * activation.clamp(min=-30) + noise[hook.name]
 
     def same_edit(at: str, value: torch.Tensor, item: int) -> torch.Tensor | None:
-        return 0.7 * value + noise[at][item] if at in edited else None
+        return 0.7 * value.clamp(min=-30) + noise[at][item] if at in edited else None
 
     return edit, same_edit
 
