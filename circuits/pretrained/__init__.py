@@ -6,3 +6,18 @@ stand. No other library's model code is imported.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from circuits._lazy import attach
+
+if TYPE_CHECKING:
+    from circuits.pretrained.fields import UnsupportedModel as UnsupportedModel
+    from circuits.pretrained.transformer_lens import from_transformer_lens as from_transformer_lens
+else:
+    _PUBLIC: dict[str, str] = {
+        "UnsupportedModel": "circuits.pretrained.fields",
+        "from_transformer_lens": "circuits.pretrained.transformer_lens",
+    }
+    __all__ = list(_PUBLIC)
+    __getattr__, __dir__ = attach(__name__, _PUBLIC)

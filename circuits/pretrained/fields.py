@@ -120,10 +120,15 @@ class Fields:
             "positions": "rotary",
             "rotary_base": base,
             "rotary_dim": int(d_head * part),
-            "rotary_scaling": self._rotary_scaling(parameters, n_ctx),
+            "rotary_scaling": self.rotary_scaling(parameters, n_ctx),
         }
 
-    def _rotary_scaling(self, parameters: Mapping[str, Any], n_ctx: int) -> RotaryScaling | None:
+    def rotary_scaling(self, parameters: Mapping[str, Any], n_ctx: int) -> RotaryScaling | None:
+        """How frequencies were stretched, from a ``rope_scaling`` or ``rope_parameters``; `n_ctx` is a default.
+
+        Raises:
+            UnsupportedModel: A kind that has no equal here.
+        """
         kind = parameters.get("rope_type", parameters.get("type", "default"))
         if kind == "default":
             return None
