@@ -12,7 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from circuits.validity import check_combinations, check_given, check_sizes, require_positive_number, require_size
+from circuits.validity import (
+    ACTIVATIONS as ACTIVATIONS,
+    check_combinations,
+    check_given,
+    check_sizes,
+    require_positive_number,
+    require_size,
+)
 
 Activation = Literal["gelu", "gelu_new", "relu", "silu"]
 NormKind = Literal["layernorm", "rmsnorm"]

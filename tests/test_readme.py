@@ -1,0 +1,31 @@
+"""What the README shows runs as it is written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+COMMANDS = re.findall(r"^\| `circuits (\w+)`", README, flags=re.MULTILINE)
+
+
+def test_the_python_in_the_readme_runs_from_top_to_bottom() -> None:
+    assert len(PYTHON) >= 3
+    names: dict[str, Any] = {}
+    for block in PYTHON:
+        exec(compile(block, "README.md", "exec"), names)
+
+
+def test_the_readme_lists_every_command() -> None:
+    from analysis.cli import COMMANDS as known
+
+    assert sorted(COMMANDS) == sorted(known)
+
+
+@pytest.mark.parametrize("path", re.findall(r"\]\(((?!http)[^)#]+)", README))
+def test_a_linked_file_exists(path: str) -> None:
+    assert (Path(__file__).parent.parent / path).exists()
