@@ -85,7 +85,9 @@ class Captured:
 
     def along(self, u: Float[Tensor, "#batch #chosen d_model"]) -> Float[Tensor, "1 batch chosen"]:
         """``write · u``."""
-        return torch.einsum("bpd,bpd->bp", *torch.broadcast_tensors(self.value, u))[None]
+        if u.shape[1] == 1:  # one direction for all positions: a product of matrices
+            return (self.value @ u.mT)[None, ..., 0]
+        return (self.value * u).sum(-1)[None]
 
 
 @dataclass(frozen=True)
