@@ -171,12 +171,13 @@ def test_the_top_of_the_list_is_the_top_of_all_paths_and_the_remainder_is_the_re
 # --- the search ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [1, 2, 9, 26])
 # Attention alone with strong heads: there the longest paths are the largest.
 STRONG = {"attn_only": True, "d_mlp": 0, "norm": None, "strength": 4.0}
+BRANCH = {"bias_qkv": True, "branch_norm": True}
 
 
-@pytest.mark.parametrize("changes", [{}, {"bias_qkv": True, "branch_norm": True}, STRONG], ids=["plain", "branch", "strong"])
+@pytest.mark.parametrize("budget", [1, 2, 9, 26])
+@pytest.mark.parametrize("changes", [{}, BRANCH, STRONG], ids=["plain", "branch", "strong"])
 def test_what_was_not_looked_at_is_known_exactly(budget, changes) -> None:
     model, cache = deep_model(**changes)
     everything = expand_paths(model, cache, CORRECT, WRONG, top=None)
