@@ -7,12 +7,14 @@ composition, copying and full circuits depend on. Biases do not belong to it. ``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from circuits.block import TransformerBlock
 from circuits.config import GPTConfig
 from circuits.factored import FactoredMatrix
 from circuits.layers import Norm
@@ -79,7 +81,9 @@ class HeadWeights:
 
 
 @torch.no_grad()
-def head_weights(model: HookedGPT, raw: bool = False, offset: int = 0) -> HeadWeights:
+def head_weights(
+    model: HookedGPT, raw: bool = False, offset: int = 0, layers: Sequence[int] | None = None
+) -> HeadWeights:
     """The maps of every head with what stands between them and the stream read in.
 
     Pre-norm: `W_Q`, `W_K`, `W_V` read through the block's first norm. Writes go through the norm on the branch's output
@@ -90,6 +94,7 @@ def head_weights(model: HookedGPT, raw: bool = False, offset: int = 0) -> HeadWe
         model: A model.
         raw: The bare weights instead.
         offset: Rotary models: query position minus key position; ``W_QK = W_Q R(offset) W_Kᵀ``.
+        layers: Some layers, in this order; by default all of them. The others are not touched.
 
     Raises:
         ValueError: An offset for a model whose positions are not rotary.
@@ -97,17 +102,54 @@ def head_weights(model: HookedGPT, raw: bool = False, offset: int = 0) -> HeadWe
     config = model.config
     if offset and config.positions != "rotary":
         raise ValueError(f"offset {offset} means nothing where positions is {config.positions!r}, not 'rotary'")
-    W_Q, W_K, W_V, W_O = (_at_least_float32(W) for W in (model.W_Q, model.W_K, model.W_V, model.W_O))
-    if not raw:
-        if config.norm_placement == "pre":
-            W_Q, W_K, W_V = (_per_layer(model, W, "ln1") for W in (W_Q, W_K, W_V))
-        if config.qk_norm:
-            W_Q, W_K = W_Q * _gains(model, "q_norm"), W_K * _gains(model, "k_norm")
-        W_O = torch.stack([write_through(W_O[block.names.layer], block.ln1_post) for block in model.blocks])
-        W_O = centred_writes(W_O) if readers_centre(config) else W_O
+    maps = [
+        _head_maps(model.blocks[layer], config, raw) for layer in (range(config.n_layers) if layers is None else layers)
+    ]
+    W_Q, W_K, W_V, W_O = (torch.stack(of_layers) for of_layers in zip(*maps, strict=True))
     rotary = config.positions == "rotary"
     W_Q = turned(W_Q, config, offset)
     return HeadWeights(W_Q, W_K, W_V, W_O, raw, _note(config, raw, offset), offset if rotary else None)
+
+
+def _head_maps(block: TransformerBlock, config: GPTConfig, raw: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`W_Q W_K W_V W_O` of one layer, keys and values gathered to the query heads."""
+    attn = block.attn
+    W_Q, W_K, W_V, W_O = (_at_least_float32(W.detach()) for W in (attn.W_Q, attn.W_K, attn.W_V, attn.W_O))
+    if not raw:
+        if config.norm_placement == "pre":
+            W_Q, W_K, W_V = (read_through(W, block.ln1) for W in (W_Q, W_K, W_V))
+        if attn.q_norm is not None and attn.k_norm is not None:
+            W_Q, W_K = W_Q * attn.q_norm.w, W_K * attn.k_norm.w
+        W_O = _written(W_O, block.ln1_post, config)
+    if config.group_size > 1:
+        W_K, W_V = (W.repeat_interleave(config.group_size, dim=0) for W in (W_K, W_V))
+    return W_Q, W_K, W_V, W_O
+
+
+def _written(W: Float[Tensor, "*batch n d_model"], norm: Norm | None, config: GPTConfig) -> Tensor:
+    W = write_through(W, norm)
+    return centred_writes(W) if readers_centre(config) else W
+
+
+@torch.no_grad()
+def mlp_weights(
+    model: HookedGPT, layer: int, raw: bool = False
+) -> tuple[Float[Tensor, "d_model n"], Float[Tensor, "d_mlp d_model"]]:
+    """What an MLP reads (`W_in`, beside it `W_gate` where it is gated) and writes (`W_out`), as a head's maps are read.
+
+    Raises:
+        ValueError: A model without MLPs.
+    """
+    block, config = model.blocks[layer], model.config
+    if block.mlp is None:
+        raise ValueError("the model is attention-only: it has no MLP weights")
+    reads = torch.cat([W.detach() for W in (block.mlp.W_in, block.mlp.W_gate) if W is not None], dim=1)
+    writes = block.mlp.W_out.detach()
+    if raw:
+        return _at_least_float32(reads), _at_least_float32(writes)
+    norm = block.ln1 if config.parallel_blocks == "shared_norm" else block.ln2
+    reads = _at_least_float32(reads) if config.norm_placement == "post" else read_through(reads, norm)
+    return reads, _written(writes, block.ln2_post, config)
 
 
 @torch.no_grad()
@@ -128,13 +170,17 @@ def embedding(model: HookedGPT, raw: bool = False) -> Float[Tensor, "d_vocab d_m
     return (centred_writes(W_E) if readers_centre(model.config) else W_E) * model.config.embed_scale
 
 
-def _per_layer(model: HookedGPT, W: Tensor, norm: str) -> Tensor:
-    return torch.stack([read_through(W[layer], getattr(block, norm)) for layer, block in enumerate(model.blocks)])
+@torch.no_grad()
+def positional_embedding(model: HookedGPT, raw: bool = False) -> Float[Tensor, "n_ctx d_model"]:
+    """`W_pos`, centred where every reader centres.
 
-
-def _gains(model: HookedGPT, norm: str) -> Float[Tensor, "layer 1 1 d_head"]:
-    """The gains of a query or key norm, to be multiplied into the columns."""
-    return torch.stack([getattr(block.attn, norm).w for block in model.blocks])[:, None, None]
+    Raises:
+        ValueError: Positions that are not learned.
+    """
+    if model.pos_embed is None:
+        raise ValueError(f"the model has no positional embedding: positions is {model.config.positions!r}")
+    W_pos = _at_least_float32(model.W_pos.detach())
+    return W_pos if raw or not readers_centre(model.config) else centred_writes(W_pos)
 
 
 def _note(config: GPTConfig, raw: bool, offset: int) -> str:

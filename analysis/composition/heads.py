@@ -1,0 +1,84 @@
+"""Composition of every pair of heads."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from analysis.composition.cores import KINDS, Writers, head_readers, head_writers, scores
+from analysis.results import Result, result
+from circuits.finite import check_finite
+from circuits.folded import head_weights
+from circuits.model import HookedGPT
+
+
+@result
+class CompositionScores(Result):
+    """How much of what each head writes is read by each later head.
+
+    Attributes:
+        score: ``[layer head layer2 head2]``: of head 1 (layer, head) into head 2; between 0 and 1. NaN where head 2 is
+            not in a later layer, or one of the two is zero.
+        excess: The score less the baseline.
+        baseline: What is expected when one factor is rotated at random, ``1 / √d_model``.
+        kind: ``"Q"``, ``"K"`` or ``"V"``: what head 2 makes of it.
+        raw: Whether the bare weights were measured.
+        note: What was read in.
+    """
+
+    table = ("score", "excess")
+    score: Float[Tensor, "layer head layer2 head2"]
+    excess: Float[Tensor, "layer head layer2 head2"]
+    baseline: float
+    kind: str
+    raw: bool
+    note: str
+
+    def title(self) -> str:
+        """What was measured, and the baseline."""
+        return f"{self.kind}-composition of every pair of heads ({self.note}); by chance {self.baseline:.3g}"
+
+
+@torch.no_grad()
+def composition_scores(model: HookedGPT, kind: str, raw: bool = False, offset: int = 0) -> CompositionScores:
+    """Composition of head 1 into head 2, all pairs at once (Elhage et al. 2021).
+
+    Q: ``‖W_OV¹ W_QK²‖_F``, K: ``‖W_OV¹ W_QK²ᵀ‖_F``, V: ``‖W_OV¹ W_OV²‖_F``, each over the product of the two Frobenius
+        norms.
+    With one factor rotated at random the root mean square of the score is ``1 / √d_model``, whatever the ranks; a score
+    means something by what it has above that.
+
+    The norms that heads read through are read in (see `circuits.folded`); post-norm models have theirs between writer
+    and reader, where they are left out. Everything is done with d_head-sized factors: one product
+    ``[heads·d_head, d_model] × [d_model, heads·d_head]`` for each pair of layers.
+
+    Args:
+        model: A model.
+        kind: ``"Q"``, ``"K"`` or ``"V"``.
+        raw: Measure the bare weights.
+        offset: Rotary models: query minus key position at which `W_QK` is taken.
+
+    Raises:
+        ValueError: An unknown kind, an offset without rotary positions, or weights that are not finite (where first).
+    """
+    if kind not in KINDS:
+        raise ValueError(f"composition kind {kind!r} is not one of {', '.join(map(repr, KINDS))}")
+    config = model.config
+    earlier: list[Writers] = []
+    shape = (config.n_layers, config.n_heads) * 2
+    note = ""
+    score = torch.full(shape, float("nan"), dtype=torch.promote_types(model.dtype, torch.float32), device=model.device)
+    for layer in range(config.n_layers):
+        weights = head_weights(model, raw, offset, layers=[layer])
+        note = weights.note
+        read = head_readers(weights, kind)
+        for before, written in enumerate(earlier):
+            score[before, :, layer] = scores(written, read)
+        earlier.append(head_writers(weights))
+        if not bool((earlier[-1].norms.isfinite() & read.norms.isfinite()).all()):
+            check_finite(dict(model.named_parameters()))
+    baseline = 1 / math.sqrt(config.d_model)
+    return CompositionScores(score=score, excess=score - baseline, baseline=baseline, kind=kind, raw=raw, note=note)

@@ -1,0 +1,57 @@
+"""The algebra of the weights: composition, singular values, full circuits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from analysis.composition import composition_scores
+from benchmarks import shapes
+from benchmarks.timing import Row, interleaved, peak_memory
+
+
+def rows(full: bool) -> Iterator[Row]:
+    """Rows of weight-space work on the shape of GPT-2 small; `full` takes every kind and more rounds."""
+    rounds = 5 if full else 1
+    model = shapes.gpt2_small()
+    with torch.no_grad():
+        if shapes.has_transformer_lens():
+            theirs = shapes.transformer_lens("gpt2")
+            for kind in ("Q", "K", "V") if full else ("Q",):
+                yield from _composition(model, theirs, kind, rounds)
+            yield _singular_values(model, theirs, 3 * rounds)
+
+
+def _composition(model: shapes.HookedGPT, theirs: Any, kind: str, rounds: int) -> Iterator[Row]:
+    times = interleaved(
+        {
+            "ours": lambda: composition_scores(model, kind, raw=True),
+            "lens": lambda: theirs.all_composition_scores(kind),
+        },
+        rounds,
+        warmup=1,
+    )
+    work = f"{kind}-composition of all pairs of heads, gpt2 shape"
+    yield Row(work, times["ours"], times["lens"], "TransformerLens", 8, 15, better="higher")
+    with peak_memory() as peak:
+        composition_scores(model, kind)
+    must, aim = 0.5 * 2**30, 0.2 * 2**30
+    yield Row(f"memory of {work}", peak(), 0.0, "nothing", must, aim, better="excess", unit="bytes")
+
+
+def _singular_values(model: shapes.HookedGPT, theirs: Any, rounds: int) -> Row:
+    """Theirs come only with both sets of vectors; QK and OV as each library offers them."""
+
+    def lens() -> None:
+        for circuit in (theirs.QK, theirs.OV):
+            circuit.svd()
+
+    def ours() -> None:
+        for circuit in (model.QK, model.OV):
+            circuit.singular_values()
+
+    times = interleaved({"ours": ours, "lens": lens}, rounds, warmup=1)
+    work = "singular values of every QK and OV, gpt2 shape"
+    return Row(work, times["ours"], times["lens"], "TransformerLens .svd()", 5, 7, better="higher")
