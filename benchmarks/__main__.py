@@ -62,7 +62,7 @@ def main() -> int:
     data = {
         "threads": arguments.threads,
         **machine,
-        "rows": [asdict(r) | {"ratio": r.ratio, "met": r.met} for r in found],
+        "rows": [asdict(r) | {"figure": r.figure, "met": r.met} for r in found],
     }
     arguments.json.write_text(json.dumps(data, indent=1))
     return 1 if any(row.met is False for row in found) else 0

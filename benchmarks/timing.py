@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import statistics
 import threading
@@ -92,10 +93,18 @@ def _resident() -> int:
     raise OSError("this system does not report private resident memory")
 
 
+def _give_back_freed_memory() -> None:
+    """Freed memory that the allocator keeps would be used again unseen."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 @contextmanager
 def peak_memory(every: float = 0.002) -> Iterator[Callable[[], int]]:
     """How far private resident memory rose above its value on entry, in bytes; sampled, so a floor of the true peak."""
     gc.collect()
+    _give_back_freed_memory()
     base = peak = _resident()
     done = threading.Event()
 

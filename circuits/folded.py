@@ -19,7 +19,7 @@ from circuits.config import GPTConfig
 from circuits.factored import FactoredMatrix
 from circuits.layers import Norm
 from circuits.model import HookedGPT
-from circuits.weights import turned
+from circuits.weights import stacked, turned
 
 
 def read_through(W: Float[Tensor, "*batch d_model n"], norm: Norm | None) -> Float[Tensor, "*batch d_model n"]:
@@ -105,7 +105,7 @@ def head_weights(
     maps = [
         _head_maps(model.blocks[layer], config, raw) for layer in (range(config.n_layers) if layers is None else layers)
     ]
-    W_Q, W_K, W_V, W_O = (torch.stack(of_layers) for of_layers in zip(*maps, strict=True))
+    W_Q, W_K, W_V, W_O = (stacked(of_layers) for of_layers in zip(*maps, strict=True))
     rotary = config.positions == "rotary"
     W_Q = turned(W_Q, config, offset)
     return HeadWeights(W_Q, W_K, W_V, W_O, raw, _note(config, raw, offset), offset if rotary else None)

@@ -6,7 +6,7 @@ is a copy: writing into it changes nothing. Absent biases read as zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -28,6 +28,17 @@ def turned(
     frequencies = rotary_frequencies(config).to(W_Q.device)
     cos, sin = rotary_tables(frequencies, torch.tensor([offset], device=W_Q.device), W_Q.dtype)
     return rotate(W_Q, (cos[0, 0], sin[0, 0]), config.rotary_layout)
+
+
+def stacked(parts: Sequence[Float[Tensor, "*shape"]]) -> Float[Tensor, " n *shape"]:
+    """The parts along a new first axis (a copy), with the axes in memory as they were.
+
+    A weight is stored ``[out in]`` and shown as ``[in out]``: copying it the other way round takes ten times as long,
+    and QR, which works on columns, would turn it back.
+    """
+    if parts[0].ndim > 1 and parts[0].stride(-2) == 1:
+        return torch.stack([part.mT for part in parts]).mT
+    return torch.stack(list(parts))
 
 
 class HeadCircuits:
@@ -184,7 +195,7 @@ class StackedWeights(nn.Module):
         """One tensor per block, stacked; zeros of shape `absent` where a block has none."""
         parts = [get(block) for block in self.blocks]
         like = next(self.parameters())
-        return torch.stack([like.new_zeros(absent) if part is None else part for part in parts])
+        return stacked([like.new_zeros(absent) if part is None else part for part in parts])
 
     def _per_query_head(self, stacked: Tensor) -> Tensor:
         size = self.config.group_size

@@ -83,5 +83,6 @@ def scores(written: Writers, read: Readers) -> Float[Tensor, "writer reader"]:
     w, n, d_model = written.maps.shape
     r, _, m = read.maps.shape
     product = written.maps.reshape(w * n, d_model) @ read.maps.transpose(0, 1).reshape(d_model, r * m)
-    norms: Tensor = torch.linalg.vector_norm(product.view(w, n, r, m), dim=(1, 3))
+    # Squares summed in two steps: many times as fast as a norm over two axes that do not lie side by side.
+    norms = product.square_().view(w, n, r, m).sum(3).sum(1).sqrt()
     return norms / (written.norms[:, None] * read.norms)

@@ -67,18 +67,22 @@ def composition_scores(model: HookedGPT, kind: str, raw: bool = False, offset: i
     if kind not in KINDS:
         raise ValueError(f"composition kind {kind!r} is not one of {', '.join(map(repr, KINDS))}")
     config = model.config
-    earlier: list[Writers] = []
-    shape = (config.n_layers, config.n_heads) * 2
+    layers, heads = config.n_layers, config.n_heads
+    like = model.embed.weight.new_empty(0, dtype=torch.promote_types(model.dtype, torch.float32))
+    score = like.new_full((layers, heads, layers, heads), float("nan"))
+    # Writers of all layers in one tensor, so that those before a layer are one factor of one product.
+    maps = like.new_empty(layers, heads, min(config.d_head, config.d_model), config.d_model)
+    norms = like.new_empty(layers, heads)
     note = ""
-    score = torch.full(shape, float("nan"), dtype=torch.promote_types(model.dtype, torch.float32), device=model.device)
-    for layer in range(config.n_layers):
+    for layer in range(layers):
         weights = head_weights(model, raw, offset, layers=[layer])
         note = weights.note
-        read = head_readers(weights, kind)
-        for before, written in enumerate(earlier):
-            score[before, :, layer] = scores(written, read)
-        earlier.append(head_writers(weights))
-        if not bool((earlier[-1].norms.isfinite() & read.norms.isfinite()).all()):
+        written, read = head_writers(weights), head_readers(weights, kind)
+        if layer:
+            earlier = Writers(maps[:layer].flatten(0, 1), norms[:layer].flatten())
+            score[:layer, :, layer] = scores(earlier, read).unflatten(0, (layer, heads))
+        maps[layer], norms[layer] = written.maps, written.norms
+        if not bool((written.norms.isfinite() & read.norms.isfinite()).all()):
             check_finite(dict(model.named_parameters()))
     baseline = 1 / math.sqrt(config.d_model)
     return CompositionScores(score=score, excess=score - baseline, baseline=baseline, kind=kind, raw=raw, note=note)
