@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from circuits.tokens import last_positions, next_token_losses, predicted
+from circuits.tokens import next_token_losses, predicted, real_positions
 
 Mask = Bool[Tensor, "batch pos"] | None
 
@@ -50,7 +50,7 @@ def logit_difference(
     Raises:
         IndexError: A position that some prompt does not have.
     """
-    at = real_positions(position, logits.shape[:2], mask, logits.device)
+    at = real_positions(position, logits, mask)
     rows = torch.arange(len(at), device=at.device)
     here = raised(logits[rows, at])
     return here[rows, correct] - here[rows, wrong]
@@ -65,27 +65,6 @@ def kl_divergence(
     if mask is None:
         return per_position.mean(-1)
     return per_position.masked_fill(~mask, 0.0).sum(-1) / mask.sum(-1)
-
-
-def real_positions(
-    position: int, shape: torch.Size | tuple[int, int], mask: Mask, device: torch.device | None = None
-) -> Int[Tensor, " batch"]:
-    """The index of one position in each row of a batch, counted over its real tokens.
-
-    Raises:
-        IndexError: A position that some row does not have.
-    """
-    batch, pos = shape
-    first = torch.zeros(batch, dtype=torch.long, device=device)
-    last = first + pos - 1
-    if mask is not None:
-        first, last = mask.long().argmax(-1), last_positions(mask, mask)
-    at = last + 1 + position if position < 0 else first + position
-    outside = ((at < first) | (at > last)).nonzero()
-    if len(outside):
-        row = int(outside[0])
-        raise IndexError(f"position {position} is not in row {row}, which has {int(last[row] - first[row]) + 1} tokens")
-    return at
 
 
 def raised(x: Tensor) -> Tensor:
@@ -177,12 +156,18 @@ class LogitDiff(_PerPrompt):
 
     def measure(self, logits: Tensor, prompts: Prompts) -> Tensor:
         """See `logit_difference`."""
-        batch, d_vocab = logits.shape[0], logits.shape[-1]
-        answers = [
-            _answers(what, given, batch, d_vocab, logits.device)
-            for what, given in (("correct", self.correct), ("wrong", self.wrong))
-        ]
-        return logit_difference(logits, answers[0], answers[1], self.position, prompts.mask)
+        answers = self.answers(logits.shape[0], logits.shape[-1], logits.device)
+        return logit_difference(logits, answers[:, 0], answers[:, 1], self.position, prompts.mask)
+
+    def answers(self, batch: int, d_vocab: int, device: torch.device) -> Int[Tensor, "batch 2"]:
+        """The correct and the wrong token of each prompt.
+
+        Raises:
+            ValueError: Another number of answers than prompts.
+            IndexError: An answer outside the vocabulary.
+        """
+        given = (("correct", self.correct), ("wrong", self.wrong))
+        return torch.stack([_answers(what, ids, batch, d_vocab, device) for what, ids in given], dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,43 +262,3 @@ def _answers(
     if bool(((ids < 0) | (ids >= d_vocab)).any()):
         raise IndexError(f"{what} {ids.tolist()} is not in a vocabulary of {d_vocab} (0 to {d_vocab - 1})")
     return ids.expand(batch)
-
-
-# --- uncertainty ----------------------------------------------------------------------------------------------------
-
-
-def weighted_mean(
-    values: Float[Tensor, "component batch"], weights: Float[Tensor, " batch"]
-) -> Float[Tensor, " component"]:
-    """``Σ w v / Σ w`` over prompts."""
-    return (values * weights).sum(-1) / weights.sum()
-
-
-def bootstrap_interval(
-    values: Float[Tensor, "component batch"],
-    weights: Float[Tensor, " batch"],
-    level: float = 0.95,
-    draws: int = 1000,
-    seed: int = 0,
-) -> Float[Tensor, "component bound"]:
-    """Percentile bootstrap interval of the weighted mean over prompts (Efron 1979).
-
-    Prompts are drawn with replacement; the interval holds the middle `level` of the means so found. It speaks of the
-    prompts' spread only: other prompts of the same kind, not other kinds. All components see the same draws. One prompt
-    has no spread to speak of: its interval is NaN.
-
-    Raises:
-        ValueError: A level that is not between 0 and 1.
-    """
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, not {level}")
-    batch = values.shape[-1]
-    if batch < 2:
-        return values.new_full((len(values), 2), float("nan"))
-    generator = torch.Generator().manual_seed(seed)
-    picks = torch.randint(batch, (draws, batch), generator=generator)
-    counts = torch.zeros(draws, batch, dtype=torch.float64).scatter_add_(1, picks, torch.ones_like(picks).double())
-    weighted = counts.to(values.device) * weights.double()
-    means = (weighted @ values.double().mT) / weighted.sum(-1, keepdim=True)
-    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64, device=values.device)
-    return torch.quantile(means, ends, dim=0).mT.to(values.dtype)

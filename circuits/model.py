@@ -146,7 +146,10 @@ class HookedGPT(StackedWeights, TextInterface):
 
     def unembed_normalised(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
         """``cap(X W_U + b_U)`` of a final stream that is normalised already."""
-        logits = F.linear(x, self._unembedding_weight, self.unembed.bias)
+        return self.capped(F.linear(x, self._unembedding_weight, self.unembed.bias))
+
+    def capped(self, logits: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        """Logits as the model gives them: ``c tanh(logits / c)`` where it has a soft cap."""
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

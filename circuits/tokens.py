@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -74,6 +74,44 @@ def last_positions(tokens: Tensor, attention_mask: Bool[Tensor, "batch pos"] | N
         return torch.full((batch,), pos - 1, device=tokens.device)
     index = torch.arange(pos, device=tokens.device)
     return torch.where(attention_mask, index, -1).amax(-1)
+
+
+def token_span(tokens: Tensor, attention_mask: Bool[Tensor, "batch pos"] | None) -> tuple[Tensor, Tensor]:
+    """Index of the first and of the last real token of each row, ``[batch]`` both."""
+    last = last_positions(tokens, attention_mask)
+    return torch.zeros_like(last) if attention_mask is None else attention_mask.long().argmax(-1), last
+
+
+def columns_of(
+    position: int, first: Int[Tensor, " batch"], last: Int[Tensor, " batch"], rows: Int[Tensor, " batch"] | None = None
+) -> Int[Tensor, " batch"]:
+    """The index of one position in each row, counted over its real tokens: −1 is the last of them.
+
+    Args:
+        position: The position.
+        first: Index of the first real token of each row.
+        last: Index of the last.
+        rows: Which rows these are, for the message.
+
+    Raises:
+        IndexError: A position that some row does not have.
+    """
+    at = last + 1 + position if position < 0 else first + position
+    outside = ((at < first) | (at > last)).nonzero()
+    if len(outside):
+        row = int(outside[0])
+        name = row if rows is None else int(rows[row])
+        raise IndexError(
+            f"position {position} is not in row {name}, which has {int(last[row] - first[row]) + 1} tokens"
+        )
+    return at
+
+
+def real_positions(
+    position: int, tokens: Tensor, attention_mask: Bool[Tensor, "batch pos"] | None
+) -> Int[Tensor, " batch"]:
+    """The index of one position in each row of a batch (see `columns_of`)."""
+    return columns_of(position, *token_span(tokens, attention_mask))
 
 
 def next_token_losses(

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from analysis.ablation.runs import Site, Write, needed_names
+from analysis.ablation.writes import Site, Write, needed_names, site_of
 from circuits.components import Component
 from circuits.model import HookedGPT
+from circuits.rerun import Edit, Put, Zero
 from circuits.tokens import check_mask, check_tokens
 
 _METHODS = ("zero", "mean", "resample")
+# Rows × positions of the reference that are run at once.
+_CELLS_AT_ONCE = 4096
 
 
 def check_method(method: str) -> None:
@@ -29,64 +33,100 @@ def check_method(method: str) -> None:
         raise ValueError(f"method {method!r} is not one of {', '.join(_METHODS)}{hint}")
 
 
-def mean_writes(
+@dataclass(frozen=True)
+class Reference:
+    """Prompts that means are taken over and writes are drawn from; None: the prompts themselves, for resampling."""
+
+    tokens: Int[Tensor, "other pos2"] | None = None
+    mask: Tensor | None = None
+
+
+def replacements(
     model: HookedGPT,
-    sites: Mapping[Component, Site],
-    reference: Int[Tensor, "batch pos"] | None,
-    reference_mask: Tensor | None,
-    pos: int | None,
-) -> dict[Site, Write | None]:
+    components: Iterable[Component],
+    method: str,
+    tokens: Int[Tensor, "batch pos"],
+    reference: Reference,
+    per_position: bool,
+    seed: int,
+) -> dict[Component, Edit]:
+    """What to put in place of each component.
+
+    Raises:
+        ValueError: A method that there is not, a mean without a reference, resampling without another prompt.
+    """
+    check_method(method)
+    components = list(components)
+    if method == "zero":
+        return {component: Zero() for component in components}
+    sites = {component: site_of(component) for component in components}
+    if method == "mean":
+        writes = mean_writes(model, sites, reference, tokens.shape[1] if per_position else None)
+    else:
+        writes = resampled_writes(model, sites, tokens, reference, seed)
+    return {component: Put(writes[site]) for component, site in sites.items()}
+
+
+def mean_writes(
+    model: HookedGPT, sites: Mapping[Component, Site], reference: Reference, pos: int | None
+) -> dict[Site, Write]:
     """The mean of what each component writes on a reference set, over its real tokens.
 
     Args:
         model: A model.
         sites: The components and where they stand.
-        reference: Prompts.
-        reference_mask: 1 for tokens, 0 for padding, which counts in no mean.
+        reference: Prompts; padding counts in no mean.
         pos: Length of the prompts to ablate, for one mean per position; None for one mean over all positions.
 
     Raises:
         ValueError: No reference; or one of another length, or with a position that is all padding, where each position
             has its own mean.
     """
-    if reference is None:
+    if reference.tokens is None:
         raise ValueError("method 'mean' needs reference prompts [batch pos] to take the mean over; reference is None")
-    tokens = check_tokens(reference, model.config)
+    tokens = check_tokens(reference.tokens, model.config)
     if pos is not None and tokens.shape[1] != pos:
         raise ValueError(
             f"means per position need a reference of {pos} positions, like the prompts; got {tokens.shape[1]}"
         )
-    mask = check_mask(reference_mask, tokens)
+    mask = check_mask(reference.mask, tokens)
     real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
     if pos is not None and not bool(real.any(0).all()):
         raise ValueError(f"position {int((~real.any(0)).nonzero()[0])} of the reference is padding in every prompt")
-    _, cache = model.run_with_cache(tokens, names_filter=needed_names(sites), attention_mask=mask)
     over = (0,) if pos is not None else (0, 1)
-    return {site: mean_over_real(site.of(cache), real, over) for site in sites.values()}
+    sums: dict[Site, Tensor] = {}
+    for rows in torch.arange(len(tokens)).split(max(_CELLS_AT_ONCE // tokens.shape[1], 1)):
+        padding = None if mask is None else mask[rows]
+        _, cache = model.run_with_cache(tokens[rows], names_filter=needed_names(sites), attention_mask=padding)
+        for site in sites.values():
+            part = sum_over_real(site.of(cache), real[rows], over)
+            sums[site] = sums[site] + part if site in sums else part
+    counts = real.sum(over, keepdim=True)
+    return {site: total / counts.reshape(*counts.shape, *[1] * (total.ndim - 2)) for site, total in sums.items()}
 
 
-def mean_over_real(
+def sum_over_real(
     values: Float[Tensor, "batch pos *part"], real: Bool[Tensor, "batch pos"], over: tuple[int, ...]
 ) -> Float[Tensor, "#batch #pos *part"]:
-    """The mean over some of the axes ``(batch, pos)``, padding counting neither in the sum nor in the divisor."""
-    weight = real.reshape(*real.shape, *[1] * (values.ndim - 2)).to(values.dtype)
-    return (values * weight).sum(over, keepdim=True) / weight.sum(over, keepdim=True)
+    """The sum over some of the axes ``(batch, pos)``, padding left out."""
+    weight = real.reshape(*real.shape, *[1] * (values.ndim - 2))
+    return torch.where(weight, values, 0).sum(over, keepdim=True)
 
 
 def resampled_writes(
     model: HookedGPT,
     sites: Mapping[Component, Site],
     tokens: Int[Tensor, "batch pos"],
-    reference: Int[Tensor, "other pos2"] | None,
+    reference: Reference,
     seed: int,
-) -> dict[Site, Write | None]:
+) -> dict[Site, Write]:
     """What each component writes, at the same positions, on another prompt: one draw, the same for every component.
 
     Args:
         model: A model.
         sites: The components and where they stand.
         tokens: The prompts to ablate.
-        reference: Prompts to draw from; None for the other prompts of the batch.
+        reference: Prompts to draw from; without any, the other prompts of the batch.
         seed: Seed of the draw.
 
     Raises:
@@ -94,17 +134,28 @@ def resampled_writes(
     """
     batch, pos = tokens.shape
     generator = torch.Generator().manual_seed(seed)
-    if reference is None:
+    if reference.tokens is None:
         source, rows = tokens, other_rows(batch, generator)
     else:
-        source = check_tokens(reference, model.config)
+        source = check_tokens(reference.tokens, model.config)
         if source.shape[1] != pos:
             raise ValueError(
                 f"resampling needs a reference of {pos} positions, like the prompts; got {source.shape[1]}"
             )
-        rows = torch.randint(len(source), (batch,), generator=generator)
+        rows = _drawn(tokens, source, generator)
     _, cache = model.run_with_cache(source, names_filter=needed_names(sites))
     return {site: site.of(cache)[rows.to(tokens.device)] for site in sites.values()}
+
+
+def _drawn(
+    tokens: Int[Tensor, "batch pos"], source: Int[Tensor, "other pos"], generator: torch.Generator
+) -> Int[Tensor, " batch"]:
+    """For each prompt a row of the reference that is not the prompt itself."""
+    other = (tokens[:, None] != source.to(tokens.device)).any(-1).double().cpu()
+    if not bool(other.any(1).all()):
+        row = int((~other.any(1)).nonzero()[0])
+        raise ValueError(f"every prompt of the reference is row {row} itself; method 'resample' needs another one")
+    return torch.multinomial(other, 1, generator=generator)[:, 0]
 
 
 def other_rows(batch: int, generator: torch.Generator) -> Int[Tensor, " batch"]:

@@ -30,8 +30,8 @@ from circuits.rerun.edits import (
 )
 from circuits.rerun.engine import recompute
 from circuits.rerun.intervention import Intervened as Intervened, Intervention as Intervention
-from circuits.rerun.prepare import Freeze as Freeze, lanes_of, needs
-from circuits.tokens import check_mask, check_tokens, last_positions
+from circuits.rerun.prepare import lanes_of, needs
+from circuits.tokens import check_mask, check_tokens, real_positions
 
 
 @torch.no_grad()
@@ -42,7 +42,7 @@ def rerun(
     *,
     attention_mask: Tensor | None = None,
     positions: int | Sequence[int] | None = None,
-    freeze: Iterable[Freeze] = (),
+    freeze: Iterable[str] = (),
 ) -> Float[Tensor, "set batch read d_vocab"]:
     """Logits under each intervention, equal to those of a full pass with the same edits as hooks.
 
@@ -52,8 +52,8 @@ def rerun(
         interventions: Interventions, each by itself, or sequences of interventions that apply together, in the order
             given where they edit one activation.
         attention_mask: 1 for tokens, 0 for padding.
-        positions: The positions whose logits are wanted (negative ones count back from the last real token of each
-            row); only these are computed in the last block and unembedded. None: all.
+        positions: The positions whose logits are wanted (counted over each row's real tokens, negative ones from the
+            last); only these are computed in the last block and unembedded. None: all.
         freeze: ``"patterns"`` holds every attention pattern at the clean run, ``"norms"`` every norm's scale.
 
     Raises:
@@ -78,21 +78,16 @@ def rerun(
 def read_positions(
     positions: int | Sequence[int], tokens: Int[Tensor, "batch pos"], mask: Tensor | None
 ) -> Int[Tensor, "batch read"]:
-    """Columns of the positions for each row; negative ones count back from the row's last real token.
+    """Columns of the positions for each row, counted over its real tokens; negative ones from the last.
 
     Raises:
-        IndexError: A position outside the batch.
+        IndexError: A position that some row does not have.
         ValueError: The same position twice, or none.
     """
     wanted = [positions] if isinstance(positions, int) else [int(p) for p in positions]
     if not wanted:
         raise ValueError("no position to read was given")
-    last = last_positions(tokens, mask)
-    columns = torch.stack([last + 1 + p if p < 0 else torch.full_like(last, p) for p in wanted], dim=1)
-    outside = (columns < 0) | (columns >= tokens.shape[1])
-    if bool(outside.any()):
-        which = wanted[int(outside.any(0).nonzero()[0])]
-        raise IndexError(f"position {which} is not in a batch of {tokens.shape[1]} positions")
+    columns = torch.stack([real_positions(position, tokens, mask) for position in wanted], dim=1)
     ordered = columns.sort(dim=1).values
     if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
         raise ValueError(f"positions {wanted} name one position twice")

@@ -27,6 +27,7 @@ from circuits.components import (
 from circuits.model import HookedGPT
 from circuits.rerun.edits import Cells, Edit
 from circuits.rerun.stages import Entry, entries
+from circuits.tokens import columns_of, token_span
 
 # Hook names whose third axis is heads ([batch pos head …]; [batch head query key] for scores and pattern).
 _QUERY_HEADS: tuple[str, ...] = ("hook_q_input", "attn.hook_q", "attn.hook_rot_q", "attn.hook_z", "attn.hook_result")
@@ -43,14 +44,15 @@ class Intervention:
         site: A component (or its text, ``"L2H3"``) or a hook name. A head is changed at `z`, a neuron at the MLP's
             activation, everything else at what it adds to the stream; a block at all that it adds (0: the identity).
         edit: What to put there.
-        positions: Columns of `tokens`; negative ones count back from the last real token of each row. None: all.
+        positions: Positions counted over the real tokens of each row, negative ones from the last; or a mask of the
+            cells ``[batch pos]``. None: all.
         rows: Rows of the batch; None: all.
         head: For hook names with a head axis, the one head to change (a key/value head for k and v).
     """
 
     site: str | Component
     edit: Edit
-    positions: int | Sequence[int] | None = None
+    positions: int | Sequence[int] | Bool[Tensor, "batch pos"] | None = None
     rows: int | Sequence[int] | None = None
     head: int | None = None
 
@@ -94,8 +96,9 @@ class _Bias(Edit):
 class Placer:
     """Settles interventions on one model and one batch."""
 
-    def __init__(self, model: HookedGPT, last: Int[Tensor, " batch"], pos: int) -> None:
-        self.model, self.last, self.pos = model, last, pos
+    def __init__(self, model: HookedGPT, tokens: Int[Tensor, "batch pos"], mask: Bool[Tensor, "batch pos"] | None):
+        self.model, self.shape = model, tokens.shape
+        self.first, self.last = token_span(tokens, mask)
 
     def __call__(self, intervention: Intervention) -> Placed:
         """Where and what exactly.
@@ -146,16 +149,17 @@ class Placer:
         if given.positions is None and given.rows is None:
             return None
         rows = self._indices(given.rows, len(self.last), "row")
-        where = torch.zeros(len(self.last), self.pos, dtype=torch.bool, device=self.last.device)
+        where = torch.zeros(self.shape, dtype=torch.bool, device=self.last.device)
         if given.positions is None:
             where[rows] = True
-            return None if bool(where.all()) else where
-        last = self.last[rows]
-        for position in _as_list(given.positions):
-            column = last + 1 + position if position < 0 else torch.full_like(last, position)
-            if bool(((column < 0) | (column >= self.pos)).any()):
-                raise IndexError(f"position {position} at {given.site} is not in a batch of {self.pos} positions")
-            where[rows, column] = True
+        elif isinstance(given.positions, Tensor):
+            if given.positions.shape != self.shape:
+                shapes = f"{list(given.positions.shape)}, expected {list(self.shape)}"
+                raise ValueError(f"the cells to change at {given.site} have shape {shapes}")
+            where[rows] = given.positions.to(where)[rows]
+        else:
+            for position in _as_list(given.positions):
+                where[rows, columns_of(position, self.first[rows], self.last[rows], rows)] = True
         return None if bool(where.all()) else where
 
     def _indices(self, given: int | Sequence[int] | None, size: int, what: str) -> Tensor:

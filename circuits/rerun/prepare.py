@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import torch
 from jaxtyping import Bool
@@ -15,10 +14,9 @@ from circuits.rerun.edits import Keep
 from circuits.rerun.intervention import Intervened, Intervention, Placed, Placer
 from circuits.rerun.layout import Lane
 from circuits.rerun.stages import Stage, clean_names, entries
-from circuits.tokens import last_positions
 
-Freeze = Literal["patterns", "norms"]
-FREEZES: tuple[Freeze, ...] = ("patterns", "norms")
+# What can be held at the clean run -> how the names of its activations end.
+FREEZES = {"patterns": ".hook_pattern", "norms": ".hook_scale"}
 
 
 def lanes_of(
@@ -26,14 +24,14 @@ def lanes_of(
     tokens: Tensor,
     mask: Bool[Tensor, "batch pos"] | None,
     interventions: Sequence[Intervened],
-    freeze: Iterable[Freeze] = (),
+    freeze: Iterable[str] = (),
 ) -> list[Lane]:
     """One lane for each intervention, or set of interventions that apply together.
 
     Raises:
         TypeError, KeyError, ValueError, IndexError: An intervention that this model and batch cannot have.
     """
-    placer = Placer(model, last_positions(tokens, mask), tokens.shape[1])
+    placer = Placer(model, tokens, mask)
     frozen = frozen_names(model, freeze)
     stages = entries(model.config)
     kept = [Placed(name, stages[name], Keep()) for name in frozen]
@@ -60,18 +58,17 @@ def _lane(number: int, placed: tuple[Placed, ...], kept: list[Placed], tokens: T
     return Lane(number, held + placed, entry, start, touched.any(1).nonzero()[:, 0])
 
 
-def frozen_names(model: HookedGPT, freeze: Iterable[Freeze]) -> list[str]:
+def frozen_names(model: HookedGPT, freeze: Iterable[str]) -> list[str]:
     """The hook names that a freeze option holds at the clean run.
 
     Raises:
         ValueError: An option that does not exist.
     """
-    options: list[str] = [freeze] if isinstance(freeze, str) else list(freeze)
+    options = [freeze] if isinstance(freeze, str) else list(freeze)
     for option in options:
         if option not in FREEZES:
             raise ValueError(f"freeze option {option!r} is not one of {', '.join(map(repr, FREEZES))}")
-    tails = {"patterns": ".hook_pattern", "norms": ".hook_scale"}
-    wanted = tuple(tails[option] for option in options)
+    wanted = tuple(FREEZES[option] for option in options)
     return [name for name in model.hook_names if wanted and name.endswith(wanted)]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from analysis.ablation import ablate
-from analysis.ablation.replacements import mean_over_real, other_rows
+from analysis.ablation.replacements import other_rows, sum_over_real
 from analysis.metrics import kl_divergence, logit_diff, loss_per_prompt
 from circuits import MLP, Attn, AttnBias, Block, Embed, GPTConfig, Head, HookedGPT, Neuron, PosEmbed
 
@@ -147,11 +147,23 @@ def test_padding_changes_no_effect():
 
 
 def test_a_mean_counts_padding_in_neither_sum_nor_divisor():
-    values = torch.arange(24.0).reshape(2, 4, 3)
-    real = torch.tensor([[True, True, False, False], [True, True, True, True]])
-    whole = torch.cat([values[0, :2], values[1]])
-    assert torch.allclose(mean_over_real(values, real, (0, 1))[0, 0], whole.mean(0))
-    assert torch.allclose(mean_over_real(values, real, (0,))[0, 3], values[1, 3])
+    """A mean over a padded reference is that of the same prompts, each by itself."""
+    model, tokens = model_of(), prompts()
+    padded = torch.cat([torch.full((5, 4), 3), prompts(5, 9)], dim=1)
+    mask = torch.ones_like(padded)
+    mask[:3, :4], mask[3:, 9:] = 0, 0
+    _, cache = model.run_with_cache(padded, attention_mask=mask)
+    written = torch.cat([cache["z", 0][row, mask[row].bool(), 1] for row in range(5)])
+
+    def replace(activation, hook):
+        activation[:, :, 1] = written.mean(0)
+
+    expected = loss_per_prompt(model.run_with_hooks(tokens, [("blocks.0.attn.hook_z", replace)]), tokens)
+    options = {"reference": padded, "reference_mask": mask, "progress": False}
+    found = ablate(model, tokens, [Head(0, 1)], "mean", **options)
+    assert torch.allclose(found.clean + found.effect[0], expected, atol=1e-12)
+    values, real = torch.arange(24.0).reshape(2, 4, 3), torch.tensor([[True, True, False, False], [True] * 4])
+    assert torch.equal(sum_over_real(values, real, (0,))[0, 3], values[1, 3])
 
 
 def test_mean_ablation_per_position_differs_from_one_mean():
@@ -181,7 +193,7 @@ def test_resampling_never_takes_a_prompts_own_write():
 
 def test_resampling_from_a_constant_reference_is_its_mean():
     model, tokens = model_of(), prompts()
-    reference = prompts(1, 13)
+    reference = prompts(5, 13)[4:]
     resampled = ablate(model, tokens, "heads", "resample", reference=reference, progress=False)
     mean = ablate(model, tokens, "heads", "mean", reference=reference, per_position=True, progress=False)
     assert torch.allclose(resampled.effect, mean.effect, atol=1e-12)
@@ -270,8 +282,10 @@ def test_bad_requests_are_named():
         ablate(model, tokens[:1], method="resample", progress=False)
     with pytest.raises(ValueError, match="attention-only"):
         ablate(compiled.induction_head(), compiled.tokens(), "mlps")
-    with pytest.raises(ValueError, match="cannot be ablated"):
-        ablate(model, tokens, [AttnBias(0)])
+    with pytest.raises(ValueError, match="the same on every prompt"):
+        ablate(model, tokens, [AttnBias(0)], "mean", reference=tokens, progress=False)
+    with pytest.raises(TypeError, match="no option 'postions'"):
+        ablate(model, tokens, postions=3)
 
 
 def test_a_metric_that_turns_nan_names_the_component():

@@ -8,15 +8,14 @@ import torch
 from analysis.metrics import (
     Prompts,
     as_metric,
-    bootstrap_interval,
     kl_divergence,
     logit_diff,
     logit_difference,
     loss_per_prompt,
     measured,
-    real_positions,
-    weighted_mean,
 )
+from analysis.uncertainty import bootstrap_interval, weighted_mean
+from circuits.tokens import real_positions
 
 BATCH, POS, VOCAB = 4, 6, 9
 
@@ -66,14 +65,14 @@ def test_kl_of_equal_runs_is_zero_and_direction_matters():
 
 def test_position_minus_one_is_the_last_real_token():
     mask = left_and_right_padding()
-    assert real_positions(-1, (BATCH, POS), mask).tolist() == [5, 5, 3, 5]
-    assert real_positions(-2, (BATCH, POS), mask).tolist() == [4, 4, 2, 4]
-    assert real_positions(0, (BATCH, POS), mask).tolist() == [0, 2, 0, 0]
-    assert real_positions(-1, (BATCH, POS), None).tolist() == [5, 5, 5, 5]
+    assert real_positions(-1, tokens(), mask).tolist() == [5, 5, 3, 5]
+    assert real_positions(-2, tokens(), mask).tolist() == [4, 4, 2, 4]
+    assert real_positions(0, tokens(), mask).tolist() == [0, 2, 0, 0]
+    assert real_positions(-1, tokens(), None).tolist() == [5, 5, 5, 5]
     with pytest.raises(IndexError, match="position 4 is not in row 1, which has 4 tokens"):
-        real_positions(4, (BATCH, POS), mask)
+        real_positions(4, tokens(), mask)
     with pytest.raises(IndexError, match="position -7 is not in row 0, which has 6 tokens"):
-        real_positions(-7, (BATCH, POS), None)
+        real_positions(-7, tokens(), None)
 
 
 def test_logit_difference_reads_two_logits_at_one_position():

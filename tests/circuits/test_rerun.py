@@ -104,13 +104,15 @@ def _without(scores: Tensor, keys: list[int]) -> Tensor:
     return scores
 
 
-def _case(draw: Draw, architecture: str, last: Tensor) -> Case:
+def _case(draw: Draw, architecture: str, spans: list[tuple[int, int]]) -> Case:
     model, cache = _model(architecture)
     name = draw(st.sampled_from(model.hook_names))
     rows = draw(st.none() | st.lists(st.integers(0, batches.BATCH - 1), min_size=1, max_size=3, unique=True))
+    own = list(range(batches.BATCH)) if rows is None else rows
+    shortest = min(spans[row][1] - spans[row][0] + 1 for row in own)
     positions = draw(
         st.none()
-        | st.lists(st.integers(0, batches.POS - 1), min_size=1, max_size=4, unique=True)
+        | st.lists(st.integers(0, shortest - 1), min_size=1, max_size=4, unique=True)
         | st.sampled_from([[-1], [-2, -1]])
     )
     source = cache[name]
@@ -129,10 +131,7 @@ def _case(draw: Draw, architecture: str, last: Tensor) -> Case:
         # Cells in front: [row position ...], a view that writes through.
         swap = name.endswith(MATRICES) and head is None
         cells = view.transpose(1, 2) if swap else view
-        own = list(range(batches.BATCH)) if rows is None else rows
-        chosen = [
-            [int(p) if p >= 0 else int(last[r]) + 1 + int(p) for p in positions or range(batches.POS)] for r in own
-        ]
+        chosen = [_columns(positions, *spans[row]) for row in own]
         at = (torch.tensor(own)[:, None], torch.tensor([sorted(c) for c in chosen]))
 
         def pick(value: Tensor) -> Tensor:
@@ -145,10 +144,18 @@ def _case(draw: Draw, architecture: str, last: Tensor) -> Case:
     return Case(Intervention(name, edit, positions, rows, head), name, by_hook)
 
 
-def _last(mask: Tensor | None) -> Tensor:
+def _spans(mask: Tensor | None) -> list[tuple[int, int]]:
+    """First and last real column of each row."""
     if mask is None:
-        return torch.full((batches.BATCH,), batches.POS - 1)
-    return torch.tensor([max(row.nonzero()[:, 0].tolist()) for row in mask])
+        return [(0, batches.POS - 1)] * batches.BATCH
+    real = [row.nonzero()[:, 0].tolist() for row in mask]
+    return [(columns[0], columns[-1]) for columns in real]
+
+
+def _columns(positions: list[int] | None, first: int, last: int) -> list[int]:
+    if positions is None:
+        return list(range(batches.POS))
+    return [last + 1 + p if p < 0 else first + p for p in positions]
 
 
 def hooked(model: HookedGPT, tokens: Tensor, mask: Tensor | None, cases: list[Case]) -> Tensor:
@@ -165,17 +172,17 @@ def test_rerun_equals_the_hooked_full_pass(data: st.DataObject) -> None:
     architecture = data.draw(st.sampled_from(architectures.NAMES))
     model, _ = _model(architecture)
     tokens, mask = _tokens(data.draw(st.sampled_from([None, "left", "right"])), model.config)
-    read = data.draw(st.none() | st.sampled_from([[-1], [0], [-2, -1], [3, 5], [12, 7, 1]]))
+    anywhere = [[3, 5], [12, 7, 1]] if mask is None else [[1, 0]]
+    read = data.draw(st.none() | st.sampled_from([[-1], [0], [-2, -1], *anywhere]))
     sizes = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
-    sets = [[_case(data.draw, architecture, _last(mask)) for _ in range(size)] for size in sizes]
+    sets = [[_case(data.draw, architecture, _spans(mask)) for _ in range(size)] for size in sizes]
     mine = rerun(
         model, tokens, [[c.intervention for c in cases] for cases in sets], attention_mask=mask, positions=read
     )
     for logits, cases in zip(mine, sets, strict=True):
         full = hooked(model, tokens, mask, cases)
         if read is not None:
-            last = _last(mask)
-            columns = torch.stack([last + 1 + p if p < 0 else torch.full_like(last, p) for p in read], dim=1)
+            columns = torch.tensor([_columns(read, *span) for span in _spans(mask)])
             full = full[torch.arange(len(full))[:, None], columns]
         scale = max(1.0, float(full.abs().nan_to_num(0).max()))
         torch.testing.assert_close(logits, full, rtol=0, atol=1e-10 * scale, equal_nan=True)
@@ -281,7 +288,7 @@ BAD = {
     "no head axis": (Intervention("hook_embed", Zero(), head=1), ValueError, "no head axis"),
     "head of a hook": (Intervention("blocks.0.hook_k_input", Zero(), head=3), IndexError, "3 heads"),
     "leaf": (Intervention("unembed_bias", Zero()), ValueError, "does not exist"),
-    "position": (Intervention("L0H1", Zero(), positions=13), IndexError, "position 13 at L0H1"),
+    "position": (Intervention("L0H1", Zero(), positions=13), IndexError, "position 13 is not in row 0"),
     "row": (Intervention("L0H1", Zero(), rows=4), IndexError, "row 4 is not in a batch of 4 rows"),
     "shape": (Intervention("L0H1", Put(torch.zeros(3))), ValueError, r"shape \[.*\] at the cells to change"),
     "cut": (Intervention("L0H1", CutKeys([0])), ValueError, "CutKeys edits attention scores"),

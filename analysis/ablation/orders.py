@@ -1,0 +1,114 @@
+"""Blocks left out, or run in another order (lecture, aside 3.5): how much does their order matter?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from analysis.ablation.sweeps import AnyMetric
+from analysis.metrics import Prompts, as_metric, measured
+from analysis.results import Result, result
+from analysis.uncertainty import bootstrap_interval, weighted_mean
+from circuits.model import HookedGPT
+from circuits.tokens import check_mask, check_tokens
+
+
+@result
+class BlockOrders(Result):
+    """What running the blocks in other orders changes; an effect is changed minus clean.
+
+    Attributes:
+        orders: The layers in the order in which they were run, as text; a layer that is not named was left out.
+        clean: The metric of the unchanged run, for each prompt.
+        effect: Its change.
+        weight: What each prompt counts in the mean.
+        mean: Weighted mean effect.
+        interval: Bootstrap interval of that mean over prompts; NaN for a single prompt.
+        metric: What was measured.
+        level: Level of the interval.
+    """
+
+    table = ("mean", "interval")
+    orders: tuple[str, ...]
+    clean: Float[Tensor, " batch"]
+    effect: Float[Tensor, "order batch"]
+    weight: Float[Tensor, " batch"]
+    mean: Float[Tensor, " order"]
+    interval: Float[Tensor, "order bound"]
+    metric: str
+    level: float
+
+
+@torch.no_grad()
+def reorder_blocks(
+    model: HookedGPT,
+    tokens: Int[Tensor, "batch pos"],
+    orders: Sequence[Sequence[int]],
+    metric: AnyMetric = "loss",
+    *,
+    attention_mask: Tensor | None = None,
+    level: float = 0.95,
+    seed: int = 0,
+) -> BlockOrders:
+    """Run the blocks in other orders, with some left out or run twice, and measure what changes.
+
+    An order shares the clean run, and every other order, up to where they part.
+
+    Args:
+        model: A model.
+        tokens: Prompts.
+        orders: For each run the layers in order: ``[1, 0, 2, 3]`` swaps the first two, ``[0, 2, 3]`` leaves 1 out.
+        metric: As for `ablate`.
+        attention_mask: 1 for tokens, 0 for padding.
+        level: Level of the bootstrap interval over prompts.
+        seed: Seed of the bootstrap.
+
+    Raises:
+        IndexError: A layer that the model does not have.
+        ValueError: No orders, or a metric that is not one number for each prompt.
+    """
+    tokens = check_tokens(tokens, model.config)
+    mask = check_mask(attention_mask, tokens)
+    if not orders:
+        raise ValueError("no order of the blocks was given")
+    n_layers = model.config.n_layers
+    for order in orders:
+        outside = [layer for layer in order if not 0 <= layer < n_layers]
+        if outside:
+            raise IndexError(f"layer {outside[0]} of order {list(order)} is not in a model of {n_layers} layers")
+    judge = as_metric(metric)
+    streams: dict[tuple[int, ...], Tensor] = {(): model.embedding(tokens, model.start(tokens, mask))}
+    prompts = Prompts(tokens, mask, model.unembedding(_through(model, tokens, mask, tuple(range(n_layers)), streams)))
+    clean = measured(judge, prompts.clean, prompts, "the clean run")
+    effects = []
+    for order in orders:
+        logits = model.unembedding(_through(model, tokens, mask, tuple(order), streams))
+        effects.append(measured(judge, logits, prompts, f"running the blocks {list(order)}") - clean)
+    effect, weight = torch.stack(effects), judge.weights(prompts)
+    return BlockOrders(
+        orders=tuple(" ".join(map(str, order)) for order in orders),
+        clean=clean,
+        effect=effect,
+        weight=weight,
+        mean=weighted_mean(effect, weight).to(effect.dtype),
+        interval=bootstrap_interval(effect, weight, level, seed=seed),
+        metric=judge.name,
+        level=level,
+    )
+
+
+def _through(
+    model: HookedGPT,
+    tokens: Tensor,
+    mask: Tensor | None,
+    order: tuple[int, ...],
+    streams: dict[tuple[int, ...], Tensor],
+) -> Tensor:
+    """The stream after these blocks; `streams` remembers it for every beginning of an order."""
+    if order not in streams:
+        before = _through(model, tokens, mask, order[:-1], streams)
+        streams[order] = model.blocks[order[-1]](before, model.start(tokens, mask))
+    return streams[order]

@@ -1,0 +1,181 @@
+"""An ablation settled but not yet run: what it will do, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from analysis.ablation.replacements import Reference, check_method, replacements
+from analysis.ablation.targets import Target, members
+from analysis.metrics import Metric, Prompts, as_metric
+from analysis.readings import ReadMetric
+from analysis.results import label_text
+from circuits.model import HookedGPT
+from circuits.rerun import Intervened, Intervention
+from circuits.rerun.cost import Cost
+from circuits.rerun.sweep import Outcome, Sweep
+
+
+class Options(TypedDict, total=False):
+    """What every ablation takes beside its components, its method and its metric.
+
+    Attributes:
+        reference: Prompts for means and resampling.
+        reference_mask: 1 for tokens, 0 for padding in the reference.
+        attention_mask: 1 for tokens, 0 for padding.
+        positions: Ablate at these positions only, counted over each prompt's real tokens; negative ones from the last.
+        per_position: Take a mean for each position, over the reference prompts, instead of one over all positions.
+        freeze: Hold ``"patterns"`` or ``"norms"`` (their scales), or both, at the clean run: what is left is the effect
+            through values alone.
+        level: Level of the bootstrap interval over prompts (0.95).
+        seed: Seed of resampling and of the bootstrap (0).
+        budget: Bytes that a batch of runs may take; by default a part of what is free.
+        executor: A `concurrent.futures` executor that runs the batches; by default they run here.
+        resume: A file that keeps what is done, so that an interrupted sweep goes on where it stopped.
+        progress: Show a progress bar on a terminal (True).
+    """
+
+    reference: Int[Tensor, "other pos2"] | None
+    reference_mask: Tensor | None
+    attention_mask: Tensor | None
+    positions: int | Sequence[int] | None
+    per_position: bool
+    freeze: Iterable[str]
+    level: float
+    seed: int
+    budget: int | None
+    executor: Executor | None
+    resume: str | Path | None
+    progress: bool
+
+
+_KNOWN = tuple(Options.__annotations__)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A sweep with what its summary needs.
+
+    Attributes:
+        sweep: The runs.
+        metric: What is measured.
+        method: How components are replaced.
+        replacement: The same in words.
+        options: As they were given.
+    """
+
+    sweep: Sweep
+    metric: Metric
+    method: str
+    replacement: str
+    options: Options
+
+    @property
+    def level(self) -> float:
+        """Level of the interval."""
+        return self.options.get("level", 0.95)
+
+    @property
+    def seed(self) -> int:
+        """Seed of the draws."""
+        return self.options.get("seed", 0)
+
+    @property
+    def cost(self) -> Cost:
+        """What running it will take."""
+        return self.sweep.cost()
+
+    def run(self) -> Outcome:
+        """The values of the metric under every ablation."""
+        return self.sweep.run(
+            executor=self.options.get("executor"),
+            progress=self.options.get("progress", True),
+            resume=self.options.get("resume"),
+            title=f"ablate {self.method}: {self.cost.forwards:.3g} forward passes' worth",
+        )
+
+    def weights(self) -> Float[Tensor, " batch"]:
+        """What each prompt counts in a mean."""
+        nothing = torch.zeros(*self.sweep.tokens.shape, 0)
+        return self.metric.weights(Prompts(self.sweep.tokens, self.sweep.mask, nothing))
+
+
+@torch.no_grad()
+def plan(
+    model: HookedGPT,
+    tokens: Int[Tensor, "batch pos"],
+    targets: Sequence[Target],
+    method: str,
+    metric: str | Metric | Callable[[Tensor], Tensor],
+    options: Options,
+) -> Plan:
+    """Settle an ablation of targets, for `ablate` or to see its cost beforehand.
+
+    Raises:
+        TypeError: An option that there is not.
+        ValueError, IndexError: As for `ablate`.
+    """
+    check_method(method)
+    _check_options(options)
+    reference = Reference(options.get("reference"), options.get("reference_mask"))
+    per_position, mask = options.get("per_position", False), options.get("attention_mask")
+    if method == "resample":
+        _refuse_padding(mask, reference.mask)
+    components = dict.fromkeys(component for target in targets for component in members(target))
+    edits = replacements(model, components, method, tokens, reference, per_position, options.get("seed", 0))
+    where = options.get("positions")
+    sets = [[Intervention(component, edits[component], where) for component in members(target)] for target in targets]
+    words = _in_words(method, per_position, reference.tokens is not None)
+    return cells_of(model, tokens, sets, targets, method, words, metric, options)
+
+
+def cells_of(
+    model: HookedGPT,
+    tokens: Int[Tensor, "batch pos"],
+    sets: Sequence[Intervened],
+    targets: Sequence[Target],
+    method: str,
+    replacement: str,
+    metric: str | Metric | Callable[[Tensor], Tensor],
+    options: Options,
+) -> Plan:
+    """A plan of given interventions."""
+    _check_options(options)
+    judge = as_metric(metric)
+    sweep = Sweep(
+        model,
+        tokens,
+        sets,
+        ReadMetric(judge),
+        [f"ablating {label_text(target)}" for target in targets],
+        attention_mask=options.get("attention_mask"),
+        freeze=options.get("freeze", ()),
+        budget=options.get("budget"),
+    )
+    return Plan(sweep, judge, method, replacement, options)
+
+
+def _check_options(options: Options) -> None:
+    for name in options:
+        if name not in _KNOWN:
+            raise TypeError(f"ablate has no option {name!r}; the options are {', '.join(_KNOWN)}")
+
+
+def _refuse_padding(*masks: Tensor | None) -> None:
+    if any(mask is not None and not bool(mask.all()) for mask in masks):
+        raise ValueError("method 'resample' takes writes at the same positions, so it needs prompts without padding")
+
+
+def _in_words(method: str, per_position: bool, with_reference: bool) -> str:
+    if method == "mean":
+        return f"its mean over the reference, {'per position' if per_position else 'over all positions'}"
+    if method == "resample":
+        return f"its write on another prompt of the {'reference' if with_reference else 'batch'}"
+    return "nothing"

@@ -1,0 +1,89 @@
+"""How sure a mean over prompts is, and how many effects stand out by chance."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+# Up to this many prompts every choice of signs is tried, beyond it a sample.
+_ENUMERATED = 12
+
+
+def weighted_mean(
+    values: Float[Tensor, "component batch"], weights: Float[Tensor, " batch"]
+) -> Float[Tensor, " component"]:
+    """``Σ w v / Σ w`` over prompts."""
+    return (values * weights).sum(-1) / weights.sum()
+
+
+def bootstrap_interval(
+    values: Float[Tensor, "component batch"],
+    weights: Float[Tensor, " batch"],
+    level: float = 0.95,
+    draws: int = 1000,
+    seed: int = 0,
+) -> Float[Tensor, "component bound"]:
+    """Percentile bootstrap interval of the weighted mean over prompts (Efron 1979).
+
+    Prompts are drawn with replacement; the interval holds the middle `level` of the means so found. It speaks of the
+    prompts' spread only: other prompts of the same kind, not other kinds. All components see the same draws. One prompt
+    has no spread to speak of: its interval is NaN.
+
+    Raises:
+        ValueError: A level that is not between 0 and 1.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, not {level}")
+    batch = values.shape[-1]
+    if batch < 2:
+        return values.new_full((len(values), 2), float("nan"))
+    generator = torch.Generator().manual_seed(seed)
+    picks = torch.randint(batch, (draws, batch), generator=generator)
+    counts = torch.zeros(draws, batch, dtype=torch.float64).scatter_add_(1, picks, torch.ones_like(picks).double())
+    weighted = counts.to(values.device) * weights.double()
+    means = (weighted @ values.double().mT) / weighted.sum(-1, keepdim=True)
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64, device=values.device)
+    return torch.quantile(means, ends, dim=0).mT.to(values.dtype)
+
+
+def sign_flip_p_values(
+    values: Float[Tensor, "component batch"], weights: Float[Tensor, " batch"], draws: int = 9999, seed: int = 0
+) -> Float[Tensor, " component"]:
+    """Two-sided p-values of the weighted mean being 0, by flipping the signs of prompts (Fisher's randomisation).
+
+    Under the null hypothesis a prompt's effect is as likely to be v as −v. p is the share of sign choices whose mean is
+    at least as far from 0 as the one observed: all of them up to 12 prompts, else `draws` random ones and the observed.
+    With n prompts p is never below ``2^(1−n)``.
+    """
+    batch = values.shape[-1]
+    if batch <= _ENUMERATED:
+        signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=batch)), dtype=torch.float64)
+    else:
+        generator = torch.Generator().manual_seed(seed)
+        signs = torch.randint(2, (draws, batch), generator=generator).double() * 2 - 1
+        signs = torch.cat([torch.ones(1, batch, dtype=torch.float64), signs])
+    weighted = values.double() * weights.double()
+    means = (weighted @ signs.to(values.device).mT).abs()
+    # Sums of the same numbers in another order: what differs by rounding alone is as far from 0.
+    slack = 1e-12 * weighted.abs().sum(-1, keepdim=True)
+    return (means >= means[:, :1] - slack).double().mean(-1)
+
+
+def false_discovery(p_values: Float[Tensor, " component"], rate: float) -> Bool[Tensor, " component"]:
+    """Which effects stand out with a false-discovery rate of at most `rate` (Benjamini and Hochberg 1995).
+
+    Raises:
+        ValueError: A rate that is not between 0 and 1.
+    """
+    if not 0 < rate < 1:
+        raise ValueError(f"the false-discovery rate must lie between 0 and 1, not {rate}")
+    ordered, order = p_values.sort()
+    n = len(p_values)
+    below = ordered <= rate * torch.arange(1, n + 1, device=p_values.device) / n
+    kept = int(below.nonzero().max()) + 1 if bool(below.any()) else 0
+    found = torch.zeros(n, dtype=torch.bool, device=p_values.device)
+    found[order[:kept]] = True
+    return found

@@ -1,0 +1,124 @@
+"""The values of a sweep as they come in, and the file that keeps them."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from circuits.rerun.layout import Lane
+
+if TYPE_CHECKING:
+    from circuits.rerun.sweep import Sweep
+
+_SECONDS_BETWEEN_WRITES = 5.0
+_KIND = "sweep"
+
+
+class Record:
+    """Values ``[set batch]`` as batches deliver them, in any order.
+
+    Args:
+        sets: How many sets of interventions.
+        clean: The clean values, which stand for rows that a set does not touch.
+        path: A file to keep them in; None keeps nothing.
+        owner: Fingerprint of the sweep.
+
+    Raises:
+        ValueError: The file belongs to another sweep, or is no such file.
+    """
+
+    def __init__(self, sets: int, clean: Float[Tensor, " batch"], path: str | Path | None, owner: str) -> None:
+        self.values = clean.expand(sets, -1).clone()
+        self.done = torch.zeros(self.values.shape, dtype=torch.bool, device=clean.device)
+        self._path = None if path is None else Path(path)
+        self._owner = owner
+        self._written = time.monotonic()
+        if self._path is not None and self._path.exists():
+            self._read(self._path)
+
+    def holds(self, lanes: Sequence[Lane]) -> bool:
+        """Whether all of these are done."""
+        return all(bool(self.done[lane.number, lane.rows].all()) for lane in lanes)
+
+    def add(self, done: Sequence[tuple[int, Tensor]], values: Float[Tensor, "lane batch"]) -> None:
+        """Take over what a batch delivered."""
+        for (number, rows), row in zip(done, values, strict=True):
+            self.values[number, rows] = row[rows].to(self.values)
+            self.done[number, rows] = True
+        if time.monotonic() - self._written > _SECONDS_BETWEEN_WRITES:
+            self.close()
+
+    def close(self) -> None:
+        """Write the file, whole or not at all."""
+        if self._path is None:
+            return
+        temporary = Path(f"{self._path}.part")
+        tensors = {"values": self.values.cpu().contiguous(), "done": self.done.cpu()}
+        save_file(tensors, temporary, metadata={"kind": _KIND, "sweep": self._owner})
+        temporary.replace(self._path)
+        self._written = time.monotonic()
+
+    def _read(self, path: Path) -> None:
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("kind") == _KIND and metadata.get("sweep") == self._owner:
+                    self.values = file.get_tensor("values").to(self.values)
+                    self.done = file.get_tensor("done").to(self.done.device)
+                    return
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not the record of a sweep: {error}") from None
+        if metadata.get("kind") != _KIND:
+            raise ValueError(f"{path} is not the record of a sweep")
+        raise ValueError(f"{path} keeps another sweep: of another model, prompts, interventions or metric")
+
+
+def fingerprint(sweep: Sweep) -> str:
+    """A digest of everything that decides a sweep's values: weights, prompts, interventions and what is measured."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr(sweep.model.config).encode())
+    for name, tensor in sweep.model.state_dict().items():
+        digest.update(name.encode())
+        _add(digest.update, tensor)
+    _add(digest.update, sweep.tokens)
+    if sweep.mask is not None:
+        _add(digest.update, sweep.mask)
+    _add_value(digest.update, sweep.reader)
+    for lane, label in zip(sweep.lanes, sweep.labels, strict=True):
+        digest.update(label.encode())
+        for placed in lane.placed:
+            _add_value(digest.update, placed)
+    return digest.hexdigest()
+
+
+def _add_value(digest: Callable[[bytes], object], value: object) -> None:
+    """A value by its content: tensors by their numbers, small objects by their attributes, functions by their name."""
+    if isinstance(value, Tensor):
+        _add(digest, value)
+    elif isinstance(value, list | tuple | frozenset):
+        for item in value:
+            _add_value(digest, item)
+    elif callable(value) and hasattr(value, "__qualname__"):
+        digest(f"{value.__module__}.{value.__qualname__}".encode())
+    elif hasattr(value, "__dataclass_fields__"):
+        digest(type(value).__qualname__.encode())
+        for field in value.__dataclass_fields__:
+            digest(field.encode())
+            _add_value(digest, getattr(value, field))
+    else:
+        digest(repr(value).encode())
+
+
+def _add(digest: Callable[[bytes], object], tensor: Tensor) -> None:
+    flat = tensor.detach().cpu().contiguous().flatten()
+    digest(f"{tensor.dtype} {list(tensor.shape)}".encode())
+    digest(flat.view(torch.uint8).numpy().tobytes())
