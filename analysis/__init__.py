@@ -14,6 +14,7 @@ from circuits._lazy import attach
 if TYPE_CHECKING:
     from analysis.ablation import ablate as ablate
     from analysis.accounting import flops as flops, parameter_table as parameter_table
+    from analysis.attribution import logit_attribution as logit_attribution, logit_paths as logit_paths
     from analysis.patterns import attention_patterns as attention_patterns, head_scores as head_scores
     from analysis.ranks import copying_scores as copying_scores, head_ranks as head_ranks
 else:
@@ -24,6 +25,8 @@ else:
         "flops": "analysis.accounting",
         "head_ranks": "analysis.ranks",
         "head_scores": "analysis.patterns",
+        "logit_attribution": "analysis.attribution",
+        "logit_paths": "analysis.attribution",
         "parameter_table": "analysis.accounting",
     }
     __all__ = list(_PUBLIC)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from circuits.paths.expand import expand_paths
+from circuits.paths.expand import BUDGET, expand_paths
 from circuits.paths.frozen import needed_names
 from circuits.paths.result import OpenSuffix, Path, PathExpansion, Route
 from circuits.paths.weights import ScorePath, VirtualHead, WeightPath, expand_scores, expand_weights, virtual_head
 
 __all__ = [
+    "BUDGET",
     "OpenSuffix",
     "Path",
     "PathExpansion",
