@@ -61,3 +61,67 @@ def test_loading_a_bundled_model_twice_gives_independent_models():
     with torch.no_grad():
         one.W_E.zero_()
     assert other.W_E.abs().sum() > 0
+
+
+# ------------------------------------------------------------------------------------------------- induction
+
+
+def repeated(n: int, batch: int = 64) -> torch.Tensor:
+    """Fresh sequences of n different tokens, twice."""
+    generator = torch.Generator().manual_seed(123)
+    once = torch.rand(batch, 65, generator=generator).argsort(dim=1)[:, :n]
+    return torch.cat([once, once], dim=1)
+
+
+def second_half_loss(logits: torch.Tensor, tokens: torch.Tensor) -> float:
+    """Nats, the first token of the repeat not counted: it cannot be predicted."""
+    n = tokens.shape[1] // 2
+    return torch.nn.functional.cross_entropy(logits[:, n:-1].flatten(0, 1), tokens[:, n + 1 :].flatten()).item()
+
+
+def attention_at(pattern: torch.Tensor, queries: range, lag: int) -> torch.Tensor:
+    """Mean of ``A[t, t - lag]`` over some queries, for every head."""
+    return torch.stack([pattern[:, :, t, t - lag] for t in queries]).mean(dim=(0, 1))
+
+
+@pytest.mark.parametrize("n", [8, 16, 32])
+def test_induction_has_a_clean_previous_token_head_and_a_clean_induction_head(n):
+    model = load("induction")
+    _, cache = model.run_with_cache(repeated(n), ["blocks.0.attn.hook_pattern", "blocks.1.attn.hook_pattern"])
+    previous = attention_at(cache["pattern", 0], range(1, 2 * n), 1)
+    induction = attention_at(cache["pattern", 1], range(n, 2 * n), n - 1)
+    assert previous.max() >= 0.9
+    assert induction.max() >= 0.9
+    assert previous.min() < 0.3  # one head looks one token back, not several
+
+
+@pytest.mark.parametrize("n", [8, 16, 32])
+def test_induction_predicts_what_repeats_until_its_previous_token_head_is_ablated(n):
+    model = load("induction")
+    tokens = repeated(n)
+    logits, cache = model.run_with_cache(tokens, "blocks.0.attn.hook_pattern")
+    clean = second_half_loss(logits, tokens)
+    assert clean <= 0.2
+    head = int(attention_at(cache["pattern", 0], range(1, 2 * n), 1).argmax())
+
+    def ablated(which: int) -> float:
+        def zero(z, hook):
+            z[:, :, which] = 0
+            return z
+
+        return second_half_loss(model.run_with_hooks(tokens, [("blocks.0.attn.hook_z", zero)]), tokens)
+
+    assert ablated(head) > 3.5  # near ln 65 = 4.17: as if nothing had been seen
+    assert ablated(1 - head) < 0.2
+
+
+def test_induction_is_attention_alone_and_sure_of_nothing_that_it_cannot_know():
+    model = load("induction")
+    config = model.config
+    assert (config.n_layers, config.attn_only, config.norm, config.positions) == (2, True, None, "learned")
+    assert model.tokenizer is None
+    tokens = repeated(32)
+    first = torch.nn.functional.cross_entropy(model(tokens)[:, :31].flatten(0, 1), tokens[:, 1:32].flatten())
+    assert 3.5 < first.item() < 4.5
+    assert model.card["data"]["task"] == "repeated"
+    assert model.card["loss"]["val"] < 0.05
