@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -158,9 +158,9 @@ class PretrainedTokenizer:
     prepend_bos: bool = False
 
     def __post_init__(self) -> None:
-        d_vocab = self.d_vocab  # builds the tokenizer, so nonsense is refused here and not at the first use
-        if self.bos_token_id is not None and not 0 <= self.bos_token_id < d_vocab:
-            raise ValueError(f"bos_token_id {self.bos_token_id} is not in a vocabulary of {d_vocab} tokens")
+        rust = self._rust  # built now, so nonsense is refused here and not at the first use
+        if self.bos_token_id is not None and (self.bos_token_id < 0 or rust.id_to_token(self.bos_token_id) is None):
+            raise ValueError(f"bos_token_id {self.bos_token_id} is not in a vocabulary of {self.d_vocab} tokens")
         if self.prepend_bos and self.bos_token_id is None:
             raise ValueError("prepend_bos is True, but bos_token_id is None")
 
@@ -269,6 +269,7 @@ def _checked(token: int, d_vocab: int) -> int:
     return token
 
 
+@lru_cache(maxsize=1)  # building one takes longer than anything else here, and a file is looked at twice
 def _rust(json_text: str) -> RustTokenizer:
     from tokenizers import Tokenizer as RustTokenizer
 
