@@ -45,8 +45,8 @@ def scale_of(model: HookedGPT, x: torch.Tensor) -> torch.Tensor:
     return torch.ones_like(x[:, :1]) if config.norm is None else norm_scale(x, config.norm, config.norm_eps)
 
 
-def projected(model: HookedGPT, x: torch.Tensor, head: int, offset: int) -> tuple[torch.Tensor, ...]:
-    """Queries (turned), keys and values of rows that stand alone, as the last block computes them."""
+def projected(model: HookedGPT, x: torch.Tensor, head: int) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values of rows that stand alone, as the last block computes them."""
     block, config = model.blocks[LAYER], model.config
     normed = x if block.ln1 is None else block.ln1(x)
     q, k, v = block.attn.project((normed[None],) * 3)
@@ -71,7 +71,7 @@ def test_the_full_qk_circuit_and_its_biases_are_the_scores(name, source):
     model, head = model_of(name), 1
     offset = 3 if model.config.positions == "rotary" else None
     x, y = alone(model, source), alone(model, "token")
-    q, k = projected(model, x, head, 0)[0], projected(model, y, head, 0)[1]
+    q, k = projected(model, x, head)[0], projected(model, y, head)[1]
     expected = turned(q, model.config, offset) @ k.T
     found = full_qk(model, model.config.n_layers - 1, head, query=source, offset=offset)
     s, t = scale_of(model, x), scale_of(model, y)
@@ -86,7 +86,7 @@ def test_under_query_and_key_norms_the_circuit_holds_at_frozen_scales(name):
     model, head = model_of(name), 2
     x = alone(model, "token")
     attn, eps = model.blocks[LAYER].attn, model.config.norm_eps
-    q, k = projected(model, x, head, 0)[:2]
+    q, k = projected(model, x, head)[:2]
     q_scale, k_scale = (norm_scale(y, "rmsnorm", eps) for y in (q, k))
     expected = attn.q_norm(q) @ attn.k_norm(k).T
     found = full_qk(model, 1, head)
@@ -101,7 +101,7 @@ def test_the_full_ov_circuit_is_what_attending_to_a_row_adds_to_the_logits(name,
     model, head = model_of(name), 1
     block, config = model.blocks[LAYER], model.config
     x = alone(model, source)
-    v = projected(model, x, head, 0)[2]
+    v = projected(model, x, head)[2]
     written = v @ block.attn.W_O[head]
     if block.ln1_post is not None:
         written = centred(written, config.norm) * block.ln1_post.w
@@ -161,6 +161,16 @@ def test_top_entries_are_those_of_a_dense_search(shape, by, monkeypatch):
     dense = A @ B
     assert_close(found.values, dense[found.rows, found.columns])
     assert_close(KEYS[by](found.values), dense_top(dense, 57, by))
+
+
+def test_the_bound_on_entries_may_be_reached(monkeypatch):
+    """Rank one: every entry is as large as the lengths of its row and column allow."""
+    monkeypatch.setattr("circuits.full_circuits.entries._BLOCK_ON_CPU", 2**12)
+    generator = torch.Generator().manual_seed(0)
+    A = 1 + torch.rand(1500, 1, generator=generator, dtype=torch.float64)
+    B = 1 + torch.rand(1, 1300, generator=generator, dtype=torch.float64)
+    found = top_entries(FactoredMatrix(A, B), 4000)
+    assert_close(found.values, dense_top(A @ B, 4000, "value"))
 
 
 @given(st.integers(0, 1000), st.integers(1, 40), st.sampled_from(sorted(KEYS)))
