@@ -165,10 +165,11 @@ def test_top_entries_are_those_of_a_dense_search(shape, by, monkeypatch):
 
 def test_the_bound_on_entries_may_be_reached(monkeypatch):
     """Rank one: every entry is as large as the lengths of its row and column allow."""
-    monkeypatch.setattr("circuits.full_circuits.entries._BLOCK_ON_CPU", 2**12)
+    monkeypatch.setattr("circuits.full_circuits.entries._BLOCK_ON_CPU", 2**10)
+    monkeypatch.setattr("circuits.full_circuits.entries._ROWS", 8)
     generator = torch.Generator().manual_seed(0)
-    A = 1 + torch.rand(1500, 1, generator=generator, dtype=torch.float64)
-    B = 1 + torch.rand(1, 1300, generator=generator, dtype=torch.float64)
+    A = 1 + torch.rand(300, 1, generator=generator, dtype=torch.float64)
+    B = 1 + torch.rand(1, 260, generator=generator, dtype=torch.float64)
     found = top_entries(FactoredMatrix(A, B), 4000)
     assert_close(found.values, dense_top(A @ B, 4000, "value"))
 
