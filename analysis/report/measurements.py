@@ -12,14 +12,18 @@ from torch import Tensor
 
 from analysis.ablation import Ablation, ablate
 from analysis.accounting import ParameterTable, parameter_table
+from analysis.attribution import Attribution, logit_attribution, logit_paths
 from analysis.patterns import AttentionPatterns, attention_patterns
 from analysis.prompts import token_labels
 from analysis.report.heads import CLEAR, HeadMeasurements, Progress, measure_heads
 from analysis.report.predictions import Predictions, predictions
 from circuits.components import Component, Head
+from circuits.paths import PathExpansion
 
 if TYPE_CHECKING:
     from circuits.model import HookedGPT
+
+PATH_BUDGET = 512  # suffixes to expand: all of a small model's, a few seconds of a large one's
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,9 @@ class Measurements:
         by_head: Ranks, copying and attention scores of every head.
         patterns: Attention patterns on the prompt.
         ablations: Zero-ablations of heads, MLPs and blocks on the prompt; none for a prompt of one token.
+        attribution: What each component adds to the lead of the likeliest next token at the end of the prompt; None for
+            a model whose stream is no sum of writes (post-norm).
+        paths: The same lead as a sum over paths; None likewise.
     """
 
     model: HookedGPT
@@ -45,6 +52,8 @@ class Measurements:
     by_head: HeadMeasurements
     patterns: AttentionPatterns
     ablations: Sequence[Ablation]
+    attribution: Attribution | None
+    paths: PathExpansion | None
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -55,6 +64,12 @@ class Measurements:
     def labels(self) -> tuple[str, ...]:
         """The tokens of the prompt, white space visible."""
         return token_labels(self.model, self.tokens[0].tolist())
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The two tokens that attribution and paths compare; none where there is neither."""
+        found = self.attribution
+        return () if found is None else token_labels(self.model, [int(found.correct), int(found.wrong)])
 
     def guesses(self, position: int) -> list[tuple[str, float]]:
         """The likeliest tokens after a position, with their probabilities."""
@@ -96,7 +111,22 @@ class Measurements:
             "loss": self.predictions.mean_loss,
             "prompt": prompt,
             "heads": self.by_head.rows(),
+            "attribution": self._attributed(),
             "zero_ablation": {str(component): effect for component, effect in self.effects.items()},
+        }
+
+    def _attributed(self) -> dict[str, Any] | None:
+        if self.attribution is None or self.paths is None:
+            return None
+        values = self.attribution.value[:, 0].tolist()
+        return {
+            "correct": self.answers[0],
+            "wrong": self.answers[1],
+            "total": float(self.attribution.total),
+            "components": {str(c): v for c, v in zip(self.attribution.components, values, strict=True)},
+            "paths": {str(path): float(path.value) for path in self.paths.paths},
+            "paths_remainder": float(self.paths.remainder),
+            "paths_proven": self.paths.proven,
         }
 
 
@@ -120,6 +150,12 @@ def measure(
     for kind in ablated_kinds(model, tokens):
         progress(f"ablation of {kind}")
         ablations.append(ablate(model, tokens, components=kind, method="zero", progress=False))
+    attribution = paths = None
+    if model.config.norm_placement == "pre" and model.config.d_vocab > 1:
+        progress("attribution")
+        attribution = logit_attribution(model, tokens)
+        progress("paths")
+        paths = logit_paths(model, tokens, attribution.correct, attribution.wrong, routes=1, budget=PATH_BUDGET)
     return Measurements(
         model=model,
         name=name,
@@ -129,6 +165,8 @@ def measure(
         by_head=by_head,
         patterns=patterns,
         ablations=ablations,
+        attribution=attribution,
+        paths=paths,
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from circuits import names
 from circuits.cache import ActivationCache
 from circuits.config import GPTConfig
+from circuits.finite import check_finite
 from circuits.model import HookedGPT
 from circuits.names import block_names
 
@@ -114,9 +115,7 @@ def require_finite(what: str, value: Tensor, model: HookedGPT, cache: Activation
     """
     if bool(torch.isfinite(value).all()):
         return
-    for name, parameter in model.named_parameters():
-        if (at := _first_bad(parameter)) is not None:
-            raise ValueError(f"{what} is not finite: weight {name} is {float(parameter[at])} at {list(at)}")
+    check_finite(dict(model.named_parameters()))
     wanted = set(used)
     for name in names.hook_names(model.config):
         if name in wanted and (at := _first_bad(cache[name])) is not None:

@@ -245,7 +245,18 @@ def test_no_event_handler_stands_in_an_attribute(page):
 
 def test_contents_list_every_section(page):
     links = [a["href"] for tag, a in page.tags if tag == "a" and a.get("href", "").startswith("#")]
-    assert page.sections == ["findings", "model", "parameters", "prompt", "patterns", "scores", "ranks", "ablation"]
+    assert page.sections == [
+        "findings",
+        "model",
+        "parameters",
+        "prompt",
+        "patterns",
+        "scores",
+        "ranks",
+        "ablation",
+        "attribution",
+        "paths",
+    ]
     assert {f"#{section}" for section in page.sections} <= set(links)
     assert len(page.sections) == len(SECTIONS)
 

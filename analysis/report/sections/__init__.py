@@ -11,9 +11,11 @@ from collections.abc import Callable
 from analysis.report.measurements import Measurements
 from analysis.report.section import Section
 from analysis.report.sections.ablation import ablation
+from analysis.report.sections.attribution import attribution
 from analysis.report.sections.findings import findings
 from analysis.report.sections.model import model
 from analysis.report.sections.parameters import parameters
+from analysis.report.sections.paths import paths
 from analysis.report.sections.patterns import patterns
 from analysis.report.sections.prompt import prompt
 from analysis.report.sections.scores import scores
@@ -28,4 +30,6 @@ SECTIONS: tuple[Callable[[Measurements], Section | None], ...] = (
     scores,
     weights,
     ablation,
+    attribution,
+    paths,
 )
