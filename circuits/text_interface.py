@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
+
+from circuits.tokens import pad_rows
 
 if TYPE_CHECKING:
     from circuits.text import Tokenizer
@@ -42,8 +45,22 @@ class TextInterface:
         rows = [tokenizer.encode(t, **options) for t in texts]
         lengths = sorted({len(row) for row in rows})
         if len(lengths) > 1:
-            raise ValueError(f"the texts have different lengths ({lengths} tokens); pad them, or encode one at a time")
+            raise ValueError(f"the texts have different lengths ({lengths} tokens); to_batch pads them")
         return torch.tensor(rows, dtype=torch.long, device=self.device)
+
+    def to_batch(
+        self, texts: Sequence[str], side: Literal["left", "right"] = "left", **options: Any
+    ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:
+        """Token ids ``[batch pos]`` of texts of any lengths, padded on one side, and the mask to pass along.
+
+        Padding on the left is what `generate` needs; every other pass takes either.
+
+        Raises:
+            ValueError: The model has no tokenizer, or a text has no tokens.
+        """
+        tokenizer = self._text_codec()
+        tokens, mask = pad_rows([tokenizer.encode(text, **options) for text in texts], side)
+        return tokens.to(self.device), mask.to(self.device)
 
     def to_string(self, tokens: Int[Tensor, " pos"] | Int[Tensor, "1 pos"] | list[int]) -> str:
         """The text of one sequence of tokens."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -65,6 +68,28 @@ def check_mask(attention_mask: Tensor | None, tokens: Tensor) -> Bool[Tensor, "b
     if len(empty):
         raise ValueError(f"row {int(empty[0])} of attention_mask is all padding")
     return mask
+
+
+def pad_rows(
+    rows: Sequence[Sequence[int]], side: Literal["left", "right"] = "left", fill: int = 0
+) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:
+    """Sequences of different lengths as one batch of tokens, and its mask, True for tokens.
+
+    Raises:
+        ValueError: No sequence, an empty one, or an unknown side.
+    """
+    if side not in ("left", "right"):
+        raise ValueError(f"side must be 'left' or 'right', not {side!r}")
+    if not rows or not all(rows):
+        raise ValueError("expected at least one sequence, and at least one token in each")
+    width = max(map(len, rows))
+    tokens = torch.full((len(rows), width), fill)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for index, row in enumerate(rows):
+        start = width - len(row) if side == "left" else 0
+        tokens[index, start : start + len(row)] = torch.tensor(row)
+        mask[index, start : start + len(row)] = True
+    return tokens, mask
 
 
 def last_positions(tokens: Tensor, attention_mask: Bool[Tensor, "batch pos"] | None) -> Tensor:

@@ -79,6 +79,24 @@ def test_tokens_show_bytes_that_are_not_whole_characters(model):
     assert "".join(shown[2:]) == " \\xf0\\x92\\x80\\x80"
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_texts_of_different_lengths_are_padded_into_one_batch(model, side):
+    texts = ["The capital of France is", "Hello", "One, two, three, four,"]
+    tokens, mask = model.to_batch(texts, side=side)
+    logits = model(tokens, attention_mask=mask)
+    for row, text in enumerate(texts):
+        alone = model(model.to_tokens(text))[0]
+        assert (logits[row][mask[row]] - alone).abs().max() < 1e-4 * alone.abs().max()
+    if side == "left":
+        longer = model.generate(tokens, 6, temperature=0.0, attention_mask=mask)
+        assert longer[1, -6:].tolist() == model.generate(model.to_tokens("Hello"), 6, temperature=0.0)[0, -6:].tolist()
+    with pytest.raises(ValueError, match=r"different lengths .*to_batch pads them"):
+        model.to_tokens(texts)
+    with pytest.raises(ValueError, match=r"at least one token in each"):
+        model.to_batch(["Hello", ""])
+
+
 NAMES = ("Mary", "John", "Tom", "Anna", "Paul")
 
 

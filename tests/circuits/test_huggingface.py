@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import huggingface
 import pytest
 import torch
 from batches import SIDES, pad
+from test_text import byte_level_json
 
-from circuits.pretrained.folder import read_folder
+from circuits.pretrained.folder import read_folder, read_tokenizer
 
 LENGTHS = (13, 9, 2, 6)
 F32, F64 = torch.float32, torch.float64
@@ -65,3 +68,36 @@ def test_greedy_continuations_agree_token_by_token(pair, name):
             attention_mask=torch.ones_like(prompt[None]),
         )  # fmt: skip
         assert ours.generate(prompt[None], 12, temperature=0.0).tolist() == expected.tolist()
+
+
+BOS_RULES = {
+    "nothing said": ({}, False, [258], False),
+    "said in the config": ({"add_bos_token": True}, False, [258], True),
+    "said in the post-processor": ({}, True, [258], True),
+    "no such token": ({"bos_token": None}, False, None, False),
+}
+
+
+@pytest.mark.parametrize("case", BOS_RULES)
+def test_one_rule_says_whether_a_text_begins_with_bos(tmp_path, case):
+    config, in_post_processor, bos, begins = BOS_RULES[case]
+    (tmp_path / "tokenizer.json").write_text(byte_level_json(in_post_processor))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", **config}))
+    ours = read_tokenizer(tmp_path)
+    assert ours.prepend_bos == begins
+    plain = ours.encode("the thé", prepend_bos=False)
+    assert ours.encode("the thé") == [*(bos if begins else []), *plain]
+    assert ours.str_tokens(ours.encode("th")) == [*(["<s>"] if begins else []), "th"]
+    if begins:
+        assert ours.encode("<s>the") == ours.encode("the")  # never twice
+
+
+def test_tokens_of_a_folder_are_those_of_transformers(tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    (tmp_path / "tokenizer.json").write_text(byte_level_json(bos_in_post_processor=True))
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<s>")
+    theirs.save_pretrained(tmp_path)
+    ours = read_tokenizer(tmp_path)
+    for text in ("the théorème", " th", "a<s>b", "🙂"):
+        assert ours.encode(text) == theirs(text).input_ids
