@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from analysis.accounting import flops as flops, parameter_table as parameter_table
     from analysis.attribution import logit_attribution as logit_attribution, logit_paths as logit_paths
     from analysis.composition import composition_scores as composition_scores
+    from analysis.patching import activation_patch as activation_patch
     from analysis.patterns import attention_patterns as attention_patterns, head_scores as head_scores
     from analysis.ranks import copying_scores as copying_scores, head_ranks as head_ranks
 else:
     _PUBLIC: dict[str, str] = {
         "ablate": "analysis.ablation",
+        "activation_patch": "analysis.patching",
         "attention_patterns": "analysis.patterns",
         "copying_scores": "analysis.ranks",
         "composition_scores": "analysis.composition",

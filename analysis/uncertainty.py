@@ -21,16 +21,17 @@ def weighted_mean(
 
 def bootstrap_interval(
     values: Float[Tensor, "component batch"],
-    weights: Float[Tensor, " batch"],
+    weights: Float[Tensor, " batch"] | Float[Tensor, "component batch"],
     level: float = 0.95,
     draws: int = 1000,
     seed: int = 0,
+    over: Float[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, "component bound"]:
-    """Percentile bootstrap interval of the weighted mean over prompts (Efron 1979).
+    """Percentile bootstrap interval of the weighted mean ``Σ w v / Σ w`` over prompts (Efron 1979).
 
     Prompts are drawn with replacement; the interval holds the middle `level` of the means so found. It speaks of the
     prompts' spread only: other prompts of the same kind, not other kinds. All components see the same draws. One prompt
-    has no spread to speak of: its interval is NaN.
+    has no spread to speak of: its interval is NaN. With `over` it is the interval of the ratio ``Σ w v / Σ w over``.
 
     Raises:
         ValueError: A level that is not between 0 and 1.
@@ -43,10 +44,11 @@ def bootstrap_interval(
     generator = torch.Generator().manual_seed(seed)
     picks = torch.randint(batch, (draws, batch), generator=generator)
     counts = torch.zeros(draws, batch, dtype=torch.float64).scatter_add_(1, picks, torch.ones_like(picks).double())
-    weighted = counts.to(values.device) * weights.double()
-    means = (weighted @ values.double().mT) / weighted.sum(-1, keepdim=True)
+    counts, weight = counts.to(values.device), weights.double().expand_as(values)
+    below = weight if over is None else weight * over.double()
+    means = (counts @ (weight * values.double()).mT) / (counts @ below.mT)
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64, device=values.device)
-    return torch.quantile(means, ends, dim=0).mT.to(values.dtype)
+    return torch.nanquantile(means, ends, dim=0).mT.to(values.dtype)
 
 
 def sign_flip_p_values(

@@ -1,0 +1,24 @@
+"""Patching: activations of one run put into another, whole or along one edge only.
+
+`pairs` says which position of one run stands for which of the other, `activation` patches activations, `paths` the
+direct edge from one component to another, `result` is what both return.
+"""
+
+from analysis.patching.activation import PatchOptions, activation_patch
+from analysis.patching.result import (
+    HeadPatching,
+    HeadPositionPatching,
+    LayerPatching,
+    LayerPositionPatching,
+    Patching,
+)
+
+__all__ = [
+    "HeadPatching",
+    "HeadPositionPatching",
+    "LayerPatching",
+    "LayerPositionPatching",
+    "PatchOptions",
+    "Patching",
+    "activation_patch",
+]
