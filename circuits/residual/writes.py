@@ -106,7 +106,12 @@ class Mapped:
 
     def along(self, u: Float[Tensor, "#batch #chosen d_model"]) -> Float[Tensor, "component batch chosen"]:
         """``value · (W u)``: the writes are never formed."""
-        values = (self.value * self.coefficients(u)).sum(-1).permute(2, 0, 1)
+        coefficients = self.coefficients(u)
+        if coefficients.shape[1] == 1:  # one direction for all positions: a product of matrices
+            coefficients = coefficients.expand(len(self.value), -1, -1, -1)[:, 0]
+            values = torch.einsum("bpne,bne->nbp", self.value, coefficients)
+        else:
+            values = (self.value * coefficients).sum(-1).permute(2, 0, 1)
         return self.branch.divided(values)
 
     def coefficients(self, u: Float[Tensor, "#batch #chosen d_model"]) -> Tensor:
