@@ -54,7 +54,8 @@ def expand_paths(
         position: One position, or one for each prompt: −1 is the last real token.
         top: How many paths to list, the largest first, by the mean size of their value over the prompts; None for all.
         routes: How many of the largest ways through the positions to find for each listed path and prompt.
-        budget: How many suffixes to expand. Where that is enough for all of them, every path is looked at.
+        budget: How many suffixes to expand. Where that is enough for all of them, every path is looked at. Each costs a
+            product of all positions up to the last with the output weights below it, so give long prompts less.
 
     Raises:
         KeyError: The cache lacks activations; the message says which, and how to capture them.
