@@ -1,10 +1,12 @@
 """Patching: activations of one run put into another, whole or along one edge only.
 
-`pairs` says which position of one run stands for which of the other, `activation` patches activations, `paths` the
-direct edge from one component to another, `result` is what both return.
+`pairs` says which position of one run stands for which of the other, `activation` patches activations, `edges` and
+`paths` the direct edge from one component to another, `result` is what both return.
 """
 
 from analysis.patching.activation import PatchOptions, activation_patch
+from analysis.patching.edges import Receiver
+from analysis.patching.paths import PathPatching, path_patch
 from analysis.patching.result import (
     HeadPatching,
     HeadPositionPatching,
@@ -20,5 +22,8 @@ __all__ = [
     "LayerPositionPatching",
     "PatchOptions",
     "Patching",
+    "PathPatching",
+    "Receiver",
     "activation_patch",
+    "path_patch",
 ]

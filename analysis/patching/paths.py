@@ -1,0 +1,238 @@
+"""`path_patch`: the effect of a component on another through the edge between them, everything between held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from analysis.metrics import Metric, as_metric
+from analysis.patching.activation import PatchOptions, check_options, source_value, weights_of
+from analysis.patching.edges import (
+    Receiver,
+    has_edge,
+    heads_reading,
+    receivers_of,
+    senders_of,
+    write_change,
+    written_names,
+)
+from analysis.patching.pairs import Pair, paired
+from analysis.patching.result import summed_up
+from analysis.readings import ReadMetric
+from analysis.results import Result, result
+from circuits.cache import ActivationCache
+from circuits.components import Component
+from circuits.model import HookedGPT
+from circuits.names import block_names
+from circuits.rerun import Add, Intervention, Put
+from circuits.rerun.sweep import Sweep
+
+# Numbers of heads' outputs that are held at once.
+_HELD = 2**26
+
+
+@result
+class PathPatching(Result):
+    """The effect of each sender through the direct edge to each receiver; NaN where there is no such edge.
+
+    Attributes:
+        senders: The components whose write was patched.
+        receivers: Where it was read: ``L3H2.q``, ``L3.mlp``, ``logits``.
+        raw: Patched minus unpatched, weighted mean over prompts.
+        interval: Bootstrap interval of `raw`; NaN for a single prompt.
+        values: `raw` over the distance between the two runs; None where that was not asked for.
+        values_interval: Bootstrap interval of `values`.
+        effect: Patched minus unpatched for each prompt.
+        base: The metric of the unpatched run, for each prompt.
+        source: The metric of the run patched from.
+        direction: ``"denoise"`` or ``"noise"``.
+        metric: What was measured.
+        level: Level of the intervals.
+    """
+
+    table = ("raw", "interval", "values", "values_interval")
+    senders: tuple[Component, ...]
+    receivers: tuple[str, ...]
+    raw: Float[Tensor, "sender receiver"]
+    interval: Float[Tensor, "sender receiver bound"]
+    values: Float[Tensor, "sender receiver"] | None
+    values_interval: Float[Tensor, "sender receiver bound"] | None
+    effect: Float[Tensor, "sender receiver batch"]
+    base: Float[Tensor, " batch"]
+    source: Float[Tensor, " batch"]
+    direction: str
+    metric: str
+    level: float
+
+
+@torch.no_grad()
+def path_patch(
+    model: HookedGPT,
+    clean: Int[Tensor, "batch pos"],
+    corrupt: Int[Tensor, "batch2 pos2"],
+    senders: str | Sequence[Component] = "heads",
+    receivers: str | Sequence[Component | str] = "heads",
+    *,
+    metric: str | Metric | Callable[[Tensor], Tensor],
+    inputs: Sequence[str] = ("q", "k", "v"),
+    direction: str = "denoise",
+    **options: Unpack[PatchOptions],
+) -> PathPatching:
+    """Patch one edge at a time: a receiver reads the stream with one sender's write taken from the other run.
+
+    The receiver's input is ``stream + (write in the other run − write in this run)``, the write of every other
+    component as in the unpatched run; what the receiver then makes of it goes on to everything behind it (unless
+    `freeze` holds that). This is the path patching of Wang et al. 2022 with one edge as the path.
+
+    Args:
+        model: A model.
+        clean: The clean prompts.
+        corrupt: The corrupted prompts, row by row.
+        senders: ``"heads"``, ``"mlps"``, or a list of heads, MLPs, attention layers, neurons and embeddings.
+        receivers: ``"heads"``, ``"mlps"``, ``"logits"``, or a list of heads, MLPs and ``"logits"``.
+        metric: As for `activation_patch`.
+        inputs: Which inputs of a receiving head, each by itself; k and v over the stored heads.
+        direction: As for `activation_patch`, like `options`.
+        options: See `PatchOptions`.
+
+    Raises:
+        ValueError: Something that is no sender or receiver; norms behind the additions, where a write is no summand of
+            what is read; otherwise as for `activation_patch`.
+        IndexError: A layer or head that the model does not have.
+    """
+    check_options(options)
+    if model.config.norm_placement == "post":
+        raise ValueError("paths need pre-norm blocks: behind a norm, a write is no summand of what is read")
+    sources, targets = senders_of(senders, model.config), receivers_of(receivers, inputs, model.config)
+    masks = (options.get("clean_mask"), options.get("corrupt_mask"))
+    pair = paired(model.config, clean, corrupt, direction, *masks, options.get("alignment"))
+    judge = as_metric(metric)
+    edges = _Edges.between(model, pair, sources, judge, options)
+    effect = edges.source.new_full((len(sources), len(targets), len(pair.base.tokens)), float("nan"))
+    for layer in sorted({r.layer for r in targets}, key=lambda layer: (layer is None, layer)):
+        at = [i for i, receiver in enumerate(targets) if receiver.layer == layer]
+        edges.fill(effect, [(i, targets[i]) for i in at], layer)
+    level = options.get("level", 0.95)
+    summary = summed_up(
+        effect.flatten(0, 1),
+        edges.clean,
+        edges.source,
+        weights_of(judge, pair),
+        judge,
+        normalise=options.get("normalise", True),
+        level=level,
+        seed=options.get("seed", 0),
+    )
+    fields: Any = summary.laid_out(len(sources), len(targets))
+    return PathPatching(
+        **fields,
+        senders=sources,
+        receivers=tuple(receiver.text(model.config) for receiver in targets),
+        effect=effect,
+        base=edges.clean,
+        source=edges.source,
+        direction=direction,
+        metric=judge.name,
+        level=level,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Edges:
+    """What all edges share: the two runs, and what each sender changes."""
+
+    model: HookedGPT
+    pair: Pair
+    senders: tuple[Component, ...]
+    metric: Metric
+    options: PatchOptions
+    base: ActivationCache
+    changes: Float[Tensor, "sender batch pos d_model"]
+    source: Float[Tensor, " batch"]
+    clean: Float[Tensor, " batch"]
+
+    @staticmethod
+    def between(
+        model: HookedGPT, pair: Pair, senders: tuple[Component, ...], metric: Metric, options: PatchOptions
+    ) -> _Edges:
+        written = written_names(senders)
+        streams = [block_names(layer).resid_pre for layer in range(model.config.n_layers)]
+        _, base = model.run_with_cache(pair.base.tokens, [*written, *streams], pair.base.mask)
+        logits, cache = model.run_with_cache(pair.source.tokens, written, pair.source.mask)
+        aligned = {
+            name: pair.aligned(cache[name].expand(len(pair.base.tokens), *cache[name].shape[1:])) for name in written
+        }
+        changes = torch.stack([write_change(model, sender, base, aligned) for sender in senders])
+        changes = changes.where(pair.patched[..., None], 0)
+        source = source_value(model, pair, metric, logits)
+        edges = _Edges(model, pair, senders, metric, options, base, changes, source, source)
+        return replace(edges, clean=edges.sweep([], []).prepared().reading.clean)
+
+    def sweep(self, sets: Sequence[Sequence[Intervention]], labels: Sequence[str]) -> Sweep:
+        return Sweep(
+            self.model,
+            self.pair.base.tokens,
+            sets,
+            ReadMetric(self.metric),
+            labels,
+            attention_mask=self.pair.base.mask,
+            freeze=self.options.get("freeze", ()),
+            budget=self.options.get("budget"),
+        )
+
+    def fill(self, effect: Tensor, receivers: Sequence[tuple[int, Receiver]], layer: int | None) -> None:
+        """Measure the edges into one layer (or the logits), some senders at a time, and write their effects."""
+        senders = [i for i, s in enumerate(self.senders) if any(self._has(s, r) for _, r in receivers)]
+        inputs = sorted({r.input for _, r in receivers if r.input})
+        width = self.model.config.n_heads * self.model.config.d_head * max(len(inputs), 1)
+        step = max(_HELD // (self.pair.base.tokens.numel() * width), 1)
+        for start in range(0, len(senders), step):
+            chosen = senders[start : start + step]
+            edges = [(s, i, r) for s in chosen for i, r in receivers if self._has(self.senders[s], r)]
+            z = self._heads(layer, chosen, inputs)
+            sets = [
+                self._patch(r, s, {name: values[chosen.index(s)] for name, values in z.items()}) for s, _, r in edges
+            ]
+            labels = [f"patching {self.senders[s]} → {r.text(self.model.config)}" for s, _, r in edges]
+            sweep = self.sweep(sets, labels)
+            outcome = sweep.run(
+                executor=self.options.get("executor"),
+                progress=self.options.get("progress", True),
+                resume=self._file(layer, start),
+                title=f"paths into {'logits' if layer is None else f'layer {layer}'}",
+            )
+            for (s, i, _), values in zip(edges, outcome.values, strict=True):
+                effect[s, i] = values - outcome.clean
+
+    def _has(self, sender: Component, receiver: Receiver) -> bool:
+        return has_edge(sender, receiver, self.model.config)
+
+    def _heads(self, layer: int | None, senders: Sequence[int], inputs: Sequence[str]) -> dict[str, Tensor]:
+        if layer is None or not inputs:
+            return {}
+        before = self.base[block_names(layer).resid_pre]
+        return heads_reading(self.model, layer, self.pair, before, self.changes[list(senders)], inputs)
+
+    def _patch(self, receiver: Receiver, sender: int, z: dict[str, Tensor]) -> list[Intervention]:
+        """The receiver's output (or what it reads), with the sender's change read."""
+        where, config = self.pair.patched, self.model.config
+        if receiver.layer is None:
+            last = block_names(config.n_layers - 1).resid_post
+            return [Intervention(last, Add(self.changes[sender]), where)]
+        names = block_names(receiver.layer)
+        if receiver.head is None:
+            return [Intervention(names.mlp_in, Add(self.changes[sender]), where)]
+        assert receiver.input is not None
+        group = config.group_size
+        heads = [receiver.head] if receiver.input == "q" else range(receiver.head * group, (receiver.head + 1) * group)
+        return [Intervention(names.z, Put(z[receiver.input][:, :, head]), where, head=head) for head in heads]
+
+    def _file(self, layer: int | None, start: int) -> Path | None:
+        resume = self.options.get("resume")
+        return None if resume is None else Path(f"{resume}.{'logits' if layer is None else layer}.{start}")
