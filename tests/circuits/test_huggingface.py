@@ -10,6 +10,7 @@ import torch
 from batches import SIDES, pad
 from test_text import byte_level_json
 
+from circuits import HookedGPT, load, save
 from circuits.pretrained.folder import read_folder, read_tokenizer
 
 LENGTHS = (13, 9, 2, 6)
@@ -68,6 +69,19 @@ def test_greedy_continuations_agree_token_by_token(pair, name):
             attention_mask=torch.ones_like(prompt[None]),
         )  # fmt: skip
         assert ours.generate(prompt[None], 12, temperature=0.0).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, F64], ids=str)
+@pytest.mark.parametrize("name", huggingface.NAMES)
+def test_saved_in_our_own_format_a_model_comes_back_bit_for_bit(pair, tmp_path, name, dtype):
+    model = pair(name)[1]
+    model = HookedGPT.from_state_dict(model.config, {n: t.to(dtype) for n, t in model.state_dict().items()})
+    model.card = {"source": name}
+    save(model, tmp_path / "model.safetensors")
+    again = load(tmp_path / "model.safetensors")
+    assert (again.config, again.card, again.dtype) == (model.config, model.card, dtype)
+    state = again.state_dict()
+    assert all(torch.equal(t.view(torch.uint8), state[n].view(torch.uint8)) for n, t in model.state_dict().items())
 
 
 BOS_RULES = {
