@@ -22,7 +22,18 @@ from typing import NoReturn, Protocol, cast, runtime_checkable
 
 from analysis.cli.errors import BAD_INPUT, guarded, one_line
 
-COMMANDS: tuple[str, ...] = ("report", "params", "heads", "attribution", "paths", "models", "train")
+COMMANDS: tuple[str, ...] = (
+    "report",
+    "params",
+    "heads",
+    "ranks",
+    "composition",
+    "circuit",
+    "attribution",
+    "paths",
+    "models",
+    "train",
+)
 
 
 @runtime_checkable

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from analysis.composition.cores import KINDS, Writers, head_readers, head_writers, scores
 from analysis.results import Result, result
+from circuits.components import Head
 from circuits.finite import check_finite
 from circuits.folded import head_weights
 from circuits.model import HookedGPT
@@ -36,6 +37,14 @@ class CompositionScores(Result):
     kind: str
     raw: bool
     note: str
+
+    def strongest(self, k: int) -> list[tuple[Head, Head, float]]:
+        """The k pairs of heads that compose most, with their scores, the highest first."""
+        scores = self.score.flatten().nan_to_num(float("-inf"))
+        values, places = scores.topk(min(k, int(scores.isfinite().sum())))
+        index = torch.unravel_index(places, self.score.shape)
+        pairs = zip(*(axis.tolist() for axis in index), values.tolist(), strict=True)
+        return [(Head(layer, head), Head(layer2, head2), value) for layer, head, layer2, head2, value in pairs]
 
     def title(self) -> str:
         """What was measured, and the baseline."""
