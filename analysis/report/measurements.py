@@ -13,6 +13,7 @@ from torch import Tensor
 from analysis.ablation import Ablation, ablate
 from analysis.accounting import ParameterTable, parameter_table
 from analysis.attribution import Attribution, logit_attribution, logit_paths
+from analysis.composition import CompositionScores, composition_scores
 from analysis.patterns import AttentionPatterns, attention_patterns
 from analysis.prompts import token_labels
 from analysis.report.heads import CLEAR, HeadMeasurements, Progress, measure_heads
@@ -23,6 +24,7 @@ from circuits.paths import PathExpansion
 if TYPE_CHECKING:
     from circuits.model import HookedGPT
 
+PAIRS = 20  # of each kind of composition, in the plain data
 PATH_BUDGET = 512  # suffixes to expand: all of a small model's, a few seconds of a large one's
 
 
@@ -37,6 +39,7 @@ class Measurements:
         parameters: Parameters by component.
         predictions: Losses and likeliest tokens along the prompt.
         by_head: Ranks, copying and attention scores of every head.
+        composition: Q-, K- and V-composition of every pair of heads; none for a single layer.
         patterns: Attention patterns on the prompt.
         ablations: Zero-ablations of heads, MLPs and blocks on the prompt; none for a prompt of one token.
         attribution: What each component adds to the lead of the likeliest next token at the end of the prompt; None for
@@ -50,6 +53,7 @@ class Measurements:
     parameters: ParameterTable
     predictions: Predictions
     by_head: HeadMeasurements
+    composition: Sequence[CompositionScores]
     patterns: AttentionPatterns
     ablations: Sequence[Ablation]
     attribution: Attribution | None
@@ -111,8 +115,16 @@ class Measurements:
             "loss": self.predictions.mean_loss,
             "prompt": prompt,
             "heads": self.by_head.rows(),
+            "composition": self._composed(),
             "attribution": self._attributed(),
             "zero_ablation": {str(component): effect for component, effect in self.effects.items()},
+        }
+
+    def _composed(self) -> dict[str, list[dict[str, Any]]]:
+        """The strongest pairs of each kind."""
+        return {
+            found.kind: [{"writer": str(a), "reader": str(b), "score": v} for a, b, v in found.strongest(PAIRS)]
+            for found in self.composition
         }
 
     def _attributed(self) -> dict[str, Any] | None:
@@ -144,6 +156,9 @@ def measure(
     progress("predictions")
     predicted = predictions(model, tokens)
     by_head = measure_heads(model, progress)
+    progress("composition")
+    kinds = ("Q", "K", "V") if model.config.n_layers > 1 else ()
+    composition = [composition_scores(model, kind) for kind in kinds]
     progress("attention patterns")
     patterns = attention_patterns(model, tokens)
     ablations = []
@@ -163,6 +178,7 @@ def measure(
         parameters=parameter_table(model.config),
         predictions=predicted,
         by_head=by_head,
+        composition=composition,
         patterns=patterns,
         ablations=ablations,
         attribution=attribution,

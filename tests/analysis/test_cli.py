@@ -313,7 +313,8 @@ def test_models_lists_every_bundled_model(capsys):
     assert cli.main(["models", "--json"]) == 0
     assert tuple(model["name"] for model in json.loads(capsys.readouterr().out)["models"]) == bundled_names()
     assert cli.main(["models"]) == 0
-    assert all(name in capsys.readouterr().out for name in bundled_names())
+    out = capsys.readouterr().out
+    assert all(name in out for name in bundled_names())
 
 
 @pytest.mark.parametrize(
