@@ -31,6 +31,8 @@ COMMANDS: tuple[str, ...] = (
     "circuit",
     "attribution",
     "paths",
+    "ablate",
+    "patch",
     "models",
     "train",
 )

@@ -70,6 +70,14 @@ class PathPatching(Result):
     metric: str
     level: float
 
+    def title(self) -> str:
+        """What was patched into what, and what was measured."""
+        into = "clean into corrupt" if self.direction == "denoise" else "corrupt into clean"
+        return (
+            f"Writes of senders patched from {into}, as one receiver alone reads them: change of {self.metric}; "
+            f"{len(self.base)} prompts, {self.level:.0%} interval"
+        )
+
 
 @torch.no_grad()
 def path_patch(

@@ -147,7 +147,7 @@ def test_padding_changes_no_effect():
 
 
 def test_a_mean_counts_padding_in_neither_sum_nor_divisor():
-    """A mean over a padded reference is that of the same prompts, each by itself."""
+    """Field report 26: a mean over a padded reference is that of the same prompts, each by itself."""
     model, tokens = model_of(), prompts()
     padded = torch.cat([torch.full((5, 4), 3), prompts(5, 9)], dim=1)
     mask = torch.ones_like(padded)
@@ -208,7 +208,7 @@ def test_kl_effect_is_the_divergence_from_the_clean_run():
 
 
 def test_slicing_the_output_of_the_projection_is_not_ablating_a_head():
-    """d_model is not divided among the heads behind W_O: cutting a head's share of it out gives another answer."""
+    """Field report 23: d_model is not divided among heads behind W_O, and a head's share of it is not the head."""
     model, tokens = model_of(d_head=2, d_model=6), prompts()
     found = ablate(model, tokens, [Head(0, 1)], progress=False)
     naive = edited(model, tokens, "blocks.0.hook_attn_out", zeroed((..., slice(2, 4))))

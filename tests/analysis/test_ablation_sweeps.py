@@ -252,3 +252,28 @@ def test_a_sweep_says_how_many_effects_would_stand_out_by_chance():
     assert found.by_chance == pytest.approx(0.05 * 6)
     assert f"{found.n_excluding_zero} of 6 exclude 0, 0.3 would by chance" in found.title()
     assert found.stands_out(0.3).shape == (6,)
+
+
+@pytest.mark.parametrize("name", architectures.NAMES)
+def test_head_sweeps_run_on_every_architecture_and_share_passes(name):
+    """Field report 24: no architecture is special, and a sweep is a few passes, not one for each head."""
+    model, tokens = model_and_tokens(name)
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        write = type(model.blocks[0]).from_attn_out
+
+        def counted(self, *args):
+            calls.append(self.names.layer)
+            return write(self, *args)
+
+        patch.setattr(type(model.blocks[0]), "from_attn_out", counted)
+        found = ablate(model, tokens, **QUIET)
+    assert len(calls) <= 3 * model.config.n_layers  # the clean pass, the lanes under way, the lanes that begin here
+    for row, head in enumerate(found.components):
+
+        def zero(z, hook, head=head):
+            z[:, :, head.head] = 0
+            return z
+
+        expected = loss_per_prompt(model.run_with_hooks(tokens, [(f"blocks.{head.layer}.attn.hook_z", zero)]), tokens)
+        assert torch.allclose(found.clean + found.effect[row], expected, atol=1e-10)

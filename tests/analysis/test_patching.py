@@ -171,6 +171,7 @@ def test_prompts_of_other_lengths_need_an_alignment():
 
 
 def test_a_distance_of_about_nothing_is_refused_with_both_numbers():
+    """Field report 25."""
     model, clean, _, metric = setting("course")
     with pytest.raises(ValueError, match=r"logit_diff is (-?[\d.]+) on the run that is patched and \1 on the run"):
         activation_patch(model, clean, clean.clone(), metric=metric, **QUIET)
