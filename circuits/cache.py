@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
 from jaxtyping import Bool, Float
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from circuits import names as vocabulary
 from circuits.config import GPTConfig
+from circuits.tensorfile import FORMAT, CheckpointError, read_tensors, write_tensors
 
+KIND = "cache"
 Key = str | tuple[str, int] | tuple[str, int, str]
 
 
@@ -65,6 +64,16 @@ class ActivationCache(Mapping[str, Tensor]):
             raise KeyError(f"{name} was not captured; ask for it: run_with_cache(tokens, names_filter=[{name!r}, ...])")
         return name
 
+    def __eq__(self, other: object) -> bool:
+        # As a mapping it would ask tensors for one truth value; two runs are compared tensor by tensor.
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ActivationCache, (dict(self._activations), self.config, self.attention_mask)
+
     def __repr__(self) -> str:
         total = sum(t.numel() * t.element_size() for t in self._activations.values())
         shape = list(next(iter(self._activations.values())).shape) if self._activations else []
@@ -95,15 +104,20 @@ class ActivationCache(Mapping[str, Tensor]):
         """The same activations, outside any autograd graph."""
         return self._map(lambda t: t.detach())
 
-    def select_batch(self, rows: int | slice | list[int] | Tensor) -> ActivationCache:
+    def select_batch(self, rows: int | slice | Sequence[int] | Sequence[bool] | Tensor) -> ActivationCache:
         """Some rows of the batch, as a cache of their own; the batch axis stays.
 
+        Args:
+            rows: One row, a slice, rows in any order, or one boolean per row. Negative rows count from the end.
+
         Raises:
-            IndexError: A row that the batch does not have.
+            TypeError: No such index.
+            IndexError: A row that the batch does not have, or none at all.
         """
-        if isinstance(rows, int):
-            rows = [rows]
-        return self._map(lambda t: t[rows])
+        if not self._activations:
+            return self
+        chosen = batch_rows(rows, len(next(iter(self.values()))))
+        return self._map(lambda t: t[chosen])
 
     def accumulated_resid(
         self, layer: int | None = None, *, incl_mid: bool = False
@@ -119,9 +133,10 @@ class ActivationCache(Mapping[str, Tensor]):
 
         Raises:
             KeyError: The cache lacks one of the streams.
+            IndexError: A layer that the model does not have.
         """
         n_layers = self.config.n_layers
-        stop = n_layers if layer is None else range(n_layers)[layer]
+        stop = n_layers if layer is None else vocabulary.layer_index(layer, n_layers)
         names, labels = [], []
         for index in range(stop):
             names.append(vocabulary.block_names(index).resid_pre)
@@ -139,27 +154,57 @@ class ActivationCache(Mapping[str, Tensor]):
         return torch.stack([self._activations[name] for name in names]), labels
 
     def save(self, path: str | Path) -> None:
-        """Write the cache as one safetensors file, its architecture in the header."""
-        tensors = {name: t.detach().contiguous().clone() for name, t in self.items()}
+        """Write the cache as one safetensors file, its architecture in the header; whole or not at all.
+
+        Raises:
+            OSError: The folder does not exist or cannot be written to.
+        """
+        # Cloned, for two names can show one tensor, which the file format does not allow.
+        tensors = {name: t.detach().clone() for name, t in self.items()}
         if self.attention_mask is not None:
-            tensors["attention_mask"] = self.attention_mask.contiguous()
-        temporary = Path(f"{path}.part")
-        save_file(tensors, temporary, metadata={"config": json.dumps(self.config.to_dict()), "kind": "cache"})
-        temporary.replace(path)
+            tensors["attention_mask"] = self.attention_mask
+        write_tensors(Path(path), tensors, {"format": FORMAT, "kind": KIND, "config": self.config.to_dict()})
 
     @staticmethod
     def load(path: str | Path) -> ActivationCache:
         """Read what `save` wrote.
 
         Raises:
-            ValueError: The file is not a saved cache.
+            FileNotFoundError: No such file.
+            CheckpointError: The file is not a saved cache, or not whole.
         """
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("kind") != "cache":
-                raise ValueError(f"{path} is not a saved ActivationCache")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        tensors, header = read_tensors(Path(path))
+        if header.get("kind") != KIND:
+            raise CheckpointError(f"{path}: holds a {header.get('kind')}, not a saved ActivationCache")
+        try:
+            config = GPTConfig.from_dict(header["config"])
+        except (KeyError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{path}: its config cannot be read: {error}") from None
         mask = tensors.pop("attention_mask", None)
-        config = GPTConfig.from_dict(json.loads(metadata["config"]))
         ordered = {n: tensors[n] for n in vocabulary.hook_names(config) if n in tensors}
         return ActivationCache(ordered, config, mask)
+
+
+def batch_rows(rows: object, batch: int) -> slice | list[int]:
+    """An index of the batch axis that keeps the axis: a slice as it is, anything else as a list of rows.
+
+    Raises:
+        TypeError: No such index.
+        IndexError: A row that the batch does not have, or none at all.
+    """
+    if isinstance(rows, slice):
+        if not range(batch)[rows]:
+            raise IndexError(f"{rows} selects no row of a batch of {batch}")
+        return rows
+    listed = rows.tolist() if hasattr(rows, "tolist") else rows  # tensors, and numbers and arrays of numpy
+    listed = list(listed) if isinstance(listed, list | tuple | range) else [listed]
+    if listed and all(isinstance(row, bool) for row in listed) and len(listed) == batch:
+        listed = [row for row, chosen in enumerate(listed) if chosen]
+    for row in listed:
+        if isinstance(row, bool) or not isinstance(row, int):
+            raise TypeError(f"rows must be a row, a slice, rows, or {batch} booleans, not {rows!r}")
+        if not -batch <= row < batch:
+            raise IndexError(f"row {row} is not in a batch of {batch} (0 to {batch - 1})")
+    if not listed:
+        raise IndexError(f"{rows!r} selects no row of a batch of {batch}")
+    return listed

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from circuits.config import GPTConfig
+from circuits.placement import WEIGHT_DTYPES, dtype_names
+from circuits.validity import require_whole
 
 # GPT-2's standard deviation. At this scale the first logits are small and the first loss is near ln(d_vocab).
 STD = 0.02
@@ -22,7 +24,7 @@ def initialise(model: nn.Module, config: GPTConfig, seed: int) -> None:
     all writes keeps a variance of order one (lecture, aside 5.2). The draws are made in float32 on the CPU: the same
     seed gives the same weights everywhere.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(require_whole("seed", seed, least=-(2**63)))
     for name, parameter in model.named_parameters():
         if name.endswith((".b", ".bias")):
             parameter.zero_()
@@ -36,6 +38,9 @@ def initialise(model: nn.Module, config: GPTConfig, seed: int) -> None:
 
 def state_errors(expected: Mapping[str, torch.Size], state: Mapping[str, Tensor]) -> list[str]:
     """Everything that is wrong with a set of tensors, a line each."""
+    others = [f"{name}: {type(t).__name__}, not a tensor" for name, t in state.items() if not isinstance(t, Tensor)]
+    if others:
+        return others
     errors = [f"missing tensor {name} {list(shape)}" for name, shape in expected.items() if name not in state]
     errors += [f"unexpected tensor {name} {list(t.shape)}" for name, t in state.items() if name not in expected]
     errors += [
@@ -43,11 +48,11 @@ def state_errors(expected: Mapping[str, torch.Size], state: Mapping[str, Tensor]
         for name, shape in expected.items()
         if name in state and state[name].shape != shape
     ]
-    types = sorted({str(t.dtype) for name, t in state.items() if name in expected})
+    types = sorted({t.dtype for name, t in state.items() if name in expected}, key=str)
     if len(types) > 1:
-        errors.append(f"the tensors have mixed types: {', '.join(types)}")
-    elif types and not all(t.is_floating_point() for t in state.values()):
-        errors.append(f"the tensors are {types[0]}, not floating point")
+        errors.append(f"the tensors have mixed types: {', '.join(map(str, types))}")
+    elif types and types[0] not in WEIGHT_DTYPES:
+        errors.append(f"the tensors are {types[0]}, not one of {dtype_names()}")
     return errors
 
 
@@ -55,8 +60,11 @@ def load_exactly(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Make the given tensors the model's parameters, without a copy.
 
     Raises:
+        TypeError: Not a mapping.
         ValueError: Missing, extra or misshapen tensors, or mixed types: all of them listed.
     """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"expected a mapping from names to tensors, not {type(state).__name__}")
     expected = {name: parameter.shape for name, parameter in model.state_dict().items()}
     errors = state_errors(expected, state)
     if errors:

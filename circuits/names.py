@@ -7,6 +7,7 @@ A name says what a tensor is and where it stands: ``blocks.2.attn.hook_pattern``
 from __future__ import annotations
 
 import difflib
+import operator
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -186,7 +187,7 @@ def resolve(names_filter: NamesFilter, names: tuple[str, ...]) -> frozenset[str]
         names: The names that the model has.
 
     Raises:
-        KeyError: A name that the model does not have, with the closest that it has.
+        KeyError: A name that the model does not have, with the closest that it has; or a predicate that selects none.
         TypeError: A filter of another kind.
     """
     if names_filter is None:
@@ -194,7 +195,10 @@ def resolve(names_filter: NamesFilter, names: tuple[str, ...]) -> frozenset[str]
     if isinstance(names_filter, str):
         names_filter = [names_filter]
     if callable(names_filter):
-        return frozenset(name for name in names if names_filter(name))
+        selected = frozenset(name for name in names if names_filter(name))
+        if not selected:
+            raise KeyError(f"the predicate selects no hook of this model, which has {len(names)}: model.hook_names")
+        return selected
     if not isinstance(names_filter, Iterable):
         raise TypeError(f"names_filter must be None, a name, names or a predicate, not {names_filter!r}")
     wanted = list(names_filter)
@@ -205,6 +209,25 @@ def resolve(names_filter: NamesFilter, names: tuple[str, ...]) -> frozenset[str]
         if name not in known:
             raise KeyError(unknown_name(name, names))
     return frozenset(wanted)
+
+
+def _is_whole(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def layer_index(layer: int, n_layers: int) -> int:
+    """The layer counted from the front; negative ones count from the end.
+
+    Raises:
+        TypeError: Not a whole number.
+        IndexError: A layer that the model does not have.
+    """
+    if not _is_whole(layer):
+        raise TypeError(f"a layer must be a whole number, not {layer!r}")
+    index = operator.index(layer)
+    if not -n_layers <= index < n_layers:
+        raise IndexError(f"layer {index} is not in a model of {n_layers} layers")
+    return index % n_layers
 
 
 def full_name(key: str | tuple[str, int] | tuple[str, int, str], names: Iterable[str], n_layers: int) -> str:
@@ -222,14 +245,15 @@ def full_name(key: str | tuple[str, int] | tuple[str, int, str], names: Iterable
         for candidate in (key, f"hook_{key}"):
             if candidate in names:
                 return candidate
+        stem = key.removeprefix("hook_")
+        if any(name.endswith(f".hook_{stem}") and layer_of(name) is not None for name in names):
+            raise KeyError(f"{key!r} stands in every layer; say which: ({stem!r}, 0)")
         raise KeyError(unknown_name(key, names))
-    if not (isinstance(key, tuple) and 2 <= len(key) <= 3 and isinstance(key[0], str) and isinstance(key[1], int)):
+    if not (isinstance(key, tuple) and 2 <= len(key) <= 3 and isinstance(key[0], str) and _is_whole(key[1])):
         raise KeyError(f"expected a hook name or (stem, layer), such as ('pattern', 0), not {key!r}")
-    stem, layer = key[0].removeprefix("hook_"), key[1]
-    if not -n_layers <= layer < n_layers:
-        raise IndexError(f"layer {layer} is not in a model of {n_layers} layers")
+    stem, layer = key[0].removeprefix("hook_"), layer_index(key[1], n_layers)
     module = f"{key[2]}." if len(key) == 3 else ""
-    prefix = f"blocks.{layer % n_layers}."
+    prefix = f"blocks.{layer}."
     stem = {"attn": "pattern", "attn_scores": "attn_scores", "scores": "attn_scores"}.get(stem, stem)
     for within in (module,) if module else ("", "attn.", "mlp."):
         if f"{prefix}{within}hook_{stem}" in names:

@@ -1,14 +1,11 @@
 """Own checkpoints: one safetensors file with the weights, and config, tokenizer and card in its header.
 
-The header's metadata has one entry, ``circuits``: a JSON object with ``format``, ``kind``, ``config``, ``tokenizer``
-and ``card``. One entry, because safetensors writes several in no fixed order, and equal models should give equal files.
-Files are never unpickled, and appear whole or not at all.
+What such a file is, and how it is read and written whole, stands in `tensorfile`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -16,25 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from circuits.config import GPTConfig
 from circuits.model import HookedGPT
+from circuits.placement import check_dtype
+from circuits.tensorfile import (
+    FORMAT as FORMAT,
+    SUFFIX as SUFFIX,
+    CheckpointError as CheckpointError,
+    check_writable as check_writable,
+    read_header as read_header,
+    read_tensors as read_tensors,
+    write_tensors as write_tensors,
+    written_whole as written_whole,
+)
 from circuits.text import Tokenizer, tokenizer_from_dict
 
-FORMAT = 1
 KIND = "model"
-METADATA_KEY = "circuits"
-SUFFIX = ".safetensors"
-
-_PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
-_PICKLE_MAGIC = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-_MAX_HEADER = 100_000_000  # bytes; the safetensors library's own limit
-
-
-class CheckpointError(ValueError):
-    """A file that is not a readable checkpoint; the message says which file and everything that is wrong with it."""
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -47,10 +42,16 @@ def save(model: HookedGPT, path: str | os.PathLike[str]) -> None:
     written beside its place, forced to disk and then renamed.
 
     Raises:
-        ValueError: A path that does not end in ``.safetensors``.
-        TypeError: A card that is not JSON data.
+        ValueError: A path that does not end in ``.safetensors``, or a model without weights.
+        TypeError: Not a model, or a card that is not JSON data.
         OSError: The folder does not exist or cannot be written to.
     """
+    if not isinstance(model, HookedGPT):
+        raise TypeError(f"expected a HookedGPT to save, not {type(model).__name__}")
+    if not isinstance(model.card, Mapping):
+        raise TypeError(f"the card must be a dict of JSON data, not {model.card!r}")
+    if model.device.type == "meta":
+        raise ValueError("a model on the meta device has no weights to save")
     path = Path(path)
     check_writable(path)
     tokenizer = None if model.tokenizer is None else model.tokenizer.to_dict()
@@ -64,68 +65,11 @@ def save(model: HookedGPT, path: str | os.PathLike[str]) -> None:
     write_tensors(path, model.state_dict(), header)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
-    """Write named tensors and a JSON header to one safetensors file, whole or not at all.
-
-    Equal tensors and headers give equal files, byte for byte.
-    """
-    metadata = {METADATA_KEY: json.dumps(header, ensure_ascii=False)}
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with written_whole(path) as unfinished:
-        unfinished.touch()
-        mode = unfinished.stat().st_mode  # the user's own default; save_file makes files that only they may read
-        try:
-            save_file(plain, unfinished, metadata=metadata)
-        except SafetensorError as error:
-            raise OSError(f"cannot write {path}: {error}") from None
-        unfinished.chmod(mode)
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a path at which no checkpoint could be saved, before any work is done for it.
-
-    Raises:
-        ValueError: A name that does not end in ``.safetensors``.
-        FileNotFoundError: The folder does not exist.
-        IsADirectoryError: `path` is a folder.
-    """
-    if path.suffix != SUFFIX:
-        raise ValueError(f"a checkpoint's name ends in {SUFFIX}, and {path.name!r} does not")
-    _require_place(path)
-
-
-def _require_place(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path.name}: there is no folder {str(path.parent)!r}")
-    if path.is_dir():
-        raise IsADirectoryError(f"cannot write {str(path)!r}: it is a folder")
-
-
-@contextlib.contextmanager
-def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path to write to, in the same folder, that takes its real name only when the block ends well.
-
-    Raises:
-        FileNotFoundError: The folder does not exist.
-        IsADirectoryError: `path` is a folder.
-    """
-    path = Path(path)
-    _require_place(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        yield unfinished
-        with open(unfinished, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
 # ---------------------------------------------------------------------------------------------------------- reading
 
 
 def read(
-    path: str | os.PathLike[str], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    path: str | os.PathLike[str], *, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None
 ) -> HookedGPT:
     """Read a model that `save` wrote.
 
@@ -138,16 +82,20 @@ def read(
         FileNotFoundError: No such file.
         CheckpointError: Not such a file: a pickle, truncated, without our header, with an unknown config field, or with
             missing, extra or misshapen tensors (all of them are listed).
+        TypeError, ValueError: A type or a device that no model can have.
     """
     path = Path(path)
+    check_dtype(dtype)
     tensors, header = read_tensors(path, device=device)
     if header.get("kind") != KIND:
         raise CheckpointError(f"{path}: holds a {header.get('kind')}, not a {KIND}")
-    config, tokenizer, card = _parsed(path, header)
+    config, tokenizer, card = _parsed(path, header, len(tensors))
     try:
         model = HookedGPT.from_state_dict(config, tensors)
     except ValueError as error:  # it lists every tensor that is missing, extra or misshapen
         raise CheckpointError(f"{path}: {error}") from None
+    except (RuntimeError, TypeError, OverflowError):  # torch, of sizes beyond 64 bits
+        raise CheckpointError(f"{path}: its config has sizes that no tensor can have: {config}") from None
     if dtype is not None:
         model.to(dtype)
     model.tokenizer = tokenizer
@@ -155,80 +103,15 @@ def read(
     return model
 
 
-def read_tensors(
-    path: Path, *, device: torch.device | str | None = None
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The named tensors and the JSON header of a file that `write_tensors` wrote.
-
-    Raises:
-        FileNotFoundError: No such file.
-        CheckpointError: A pickle, a truncated or other file, or a safetensors file without our header.
-    """
-    header = read_header(path)
-    try:
-        tensors = load_file(path, device=str(device or "cpu"))
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}: not a readable safetensors file: {error}") from None
-    return tensors, header
-
-
-def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Our part of a file's header, without reading a weight: ``format``, ``config``, ``tokenizer``, ``card``.
-
-    Raises:
-        FileNotFoundError: No such file.
-        CheckpointError: As for `read_tensors`.
-    """
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file {str(path)!r}")
-    if path.is_dir():
-        raise CheckpointError(f"{path}: a folder, not a {SUFFIX} file")
-    metadata = _safetensors_metadata(path)
-    if METADATA_KEY not in metadata:
-        raise CheckpointError(f"{path}: a safetensors file, but not one of ours: its header has no {METADATA_KEY!r}")
-    try:
-        header = json.loads(metadata[METADATA_KEY])
-    except ValueError as error:
-        raise CheckpointError(f"{path}: its {METADATA_KEY!r} header is not JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{path}: its {METADATA_KEY!r} header is not a JSON object")
-    if header.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: written in format {header.get('format')!r}; this version reads format {FORMAT}")
-    return header
-
-
-def _safetensors_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file, after checking that the file is one and is all there."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        if path.suffix.lower() in _PICKLE_SUFFIXES or start.startswith(_PICKLE_MAGIC):
-            raise CheckpointError(
-                f"{path}: a pickle, which can run any code when it is read, so it is never opened here; "
-                "convert it where you trust it, with safetensors.torch.save_file"
-            )
-        length = int.from_bytes(start, "little")
-        if len(start) < 8 or not 2 <= length <= _MAX_HEADER:
-            raise CheckpointError(f"{path}: not a safetensors file ({size} bytes)")
-        text = file.read(length)
-    if not text.startswith(b"{"):
-        raise CheckpointError(f"{path}: not a safetensors file ({size} bytes)")
-    if len(text) < length:
-        raise CheckpointError(f"{path}: truncated: its header has {length} bytes, and the file ends after {len(text)}")
-    try:
-        entries = json.loads(text)
-        metadata: dict[str, str] = entries.pop("__metadata__", {})
-        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: not a safetensors file: its header cannot be read ({error})") from None
-    if size < 8 + length + end:
-        raise CheckpointError(f"{path}: truncated: it should have {8 + length + end} bytes and has {size}")
-    return metadata
-
-
-def _parsed(path: Path, header: Mapping[str, Any]) -> tuple[GPTConfig, Tokenizer | None, dict[str, Any]]:
-    """Config, tokenizer and card of a header."""
+def _parsed(path: Path, header: Mapping[str, Any], tensors: int) -> tuple[GPTConfig, Tokenizer | None, dict[str, Any]]:
+    """Config, tokenizer and card of the header of a file of so many tensors."""
+    for entry, needed in (("config", True), ("tokenizer", False), ("card", False)):
+        value = header.get(entry)
+        if not isinstance(value, dict) and (value is not None or (needed and entry in header)):
+            raise CheckpointError(f"{path}: the {entry!r} in its header is not a JSON object, but {value!r:.80}")
+    layers = header.get("config", {}).get("n_layers")
+    if isinstance(layers, int) and layers > tensors:  # before anything is made of that many parts
+        raise CheckpointError(f"{path}: its config has n_layers {layers}, but the file has {tensors} tensors")
     try:
         config = GPTConfig.from_dict(header["config"])
         tokenizer = None if header.get("tokenizer") is None else tokenizer_from_dict(header["tokenizer"])

@@ -6,6 +6,7 @@ Every refusal names the field, what was expected and what came.
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,9 +38,24 @@ def require_positive_number(name: str, value: object) -> None:
 def require_size(name: str, value: object) -> None:
     """Refuse what is not a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
+        raise TypeError(f"{name} must be a whole number (a Python int), not {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def require_whole(name: str, value: object, least: int = 1) -> int:
+    """The value as an int: a whole number of any library, of at least `least` and below 2⁶³.
+
+    Raises:
+        TypeError: Not a whole number.
+        ValueError: Out of range.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    number = operator.index(value)
+    if not least <= number < 2**63:
+        raise ValueError(f"{name} must be at least {least} and below 2**63, not {number}")
+    return number
 
 
 def check_given(config: GPTConfig) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from unchecked import unchecked
 
+from circuits import ActivationCache
+from circuits.tensorfile import CheckpointError, write_tensors
 from tests.architectures import make
 from tests.batches import pad, random_prompts, random_tokens
 
@@ -107,3 +113,95 @@ def test_the_repr_is_short_and_says_how_much_is_held() -> None:
     assert "activations" in repr(cache)
     assert "MiB" in repr(cache)
     assert len(repr(cache)) < 120
+
+
+def small_cache() -> ActivationCache:
+    model = make("course")
+    return model.run_with_cache(random_tokens(model.config), ["hook_embed", "blocks.1.attn.hook_pattern"])[1].detach()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
+def test_a_cache_survives_copying_and_pickling(copied) -> None:  # type: ignore[no-untyped-def]
+    cache = small_cache()
+    again = copied(cache)
+    assert list(again) == list(cache)
+    assert again.config == cache.config
+    assert all(torch.equal(again[name], cache[name]) for name in cache)
+
+
+def test_a_cache_equals_itself_alone() -> None:
+    cache = small_cache()
+    assert cache == cache
+    assert cache != small_cache()
+    assert len({cache, cache}) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (1, [1]),
+        (-1, [3]),
+        (np.int64(2), [2]),
+        (torch.tensor(2), [2]),
+        (slice(1, 3), [1, 2]),
+        ((3, 0), [3, 0]),
+        (np.array([1, 1]), [1, 1]),
+        (torch.tensor([3]), [3]),
+        ([True, False, False, True], [0, 3]),
+        (torch.tensor([False, True, True, False]), [1, 2]),
+    ],
+)
+def test_every_way_to_name_rows_keeps_the_batch_axis(rows, expected: list[int]) -> None:  # type: ignore[no-untyped-def]
+    cache = small_cache()
+    with unchecked():
+        chosen = cache.select_batch(rows)
+    for name, activation in cache.items():
+        assert torch.equal(chosen[name], activation[torch.tensor(expected)])
+
+
+@pytest.mark.parametrize("rows", [4, -5, [0, 9], [], slice(9, 12), [False] * 4])
+def test_rows_that_the_batch_lacks_are_refused(rows) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(IndexError, match="batch of 4"):
+        small_cache().select_batch(rows)
+
+
+@pytest.mark.parametrize("rows", [True, 1.5, "a", None, [0.5], [True, False]])
+def test_what_is_no_row_is_refused(rows) -> None:  # type: ignore[no-untyped-def]
+    with unchecked(), pytest.raises(TypeError, match="rows must be a row, a slice"):
+        small_cache().select_batch(rows)
+
+
+def test_layers_may_be_numbers_of_numpy_and_nothing_but_numbers() -> None:
+    cache = small_cache()
+    with unchecked():
+        assert cache["pattern", np.int64(1)] is cache["pattern", 1]
+        for layer in (True, 1.0, "1", None):
+            with pytest.raises(KeyError, match=r"expected a hook name or \(stem, layer\)"):
+                cache["pattern", layer]
+        with pytest.raises(TypeError, match="a layer must be a whole number, not 1"):
+            cache.accumulated_resid(1.0)
+    with pytest.raises(IndexError, match="layer 2 is not in a model of 2 layers"):
+        cache.accumulated_resid(2)
+
+
+def test_a_stem_without_its_layer_says_that_one_is_needed() -> None:
+    with pytest.raises(KeyError, match=r"stands in every layer; say which: \('pattern', 0\)"):
+        small_cache()["pattern"]
+
+
+def test_files_that_are_no_cache_are_refused_and_no_half_file_is_left(tmp_path: Path) -> None:
+    cache = small_cache()
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        cache.save(tmp_path / "nowhere" / "c.safetensors")
+    with pytest.raises(IsADirectoryError):
+        cache.save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    path = tmp_path / "c.safetensors"
+    cache.save(path)
+    assert list(tmp_path.iterdir()) == [path]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="truncated"):
+        ActivationCache.load(path)
+    write_tensors(path, {}, {"format": 1, "kind": "model"})
+    with pytest.raises(CheckpointError, match="holds a model, not a saved ActivationCache"):
+        ActivationCache.load(path)

@@ -7,8 +7,9 @@ import zipfile
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from unchecked import unchecked
 
-from circuits import storage
+from circuits import storage, tensorfile
 from circuits.config import GPTConfig
 from circuits.model import HookedGPT
 from circuits.storage import CheckpointError, read, save
@@ -89,7 +90,7 @@ def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(saved, monkeypat
         path.write_bytes(before[:100])
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(storage, "save_file", full_disk)
+    monkeypatch.setattr(tensorfile, "save_file", full_disk)
     with pytest.raises(OSError, match="no space left"):
         save(tiny(), saved)
     assert saved.read_bytes() == before
@@ -215,3 +216,41 @@ def test_missing_files_and_folders_are_named(tmp_path):
 def test_unknown_bundled_name_lists_those_there_are():
     with pytest.raises(ValueError, match="no bundled model 'nobody'"), storage.bundled_path("nobody"):
         pass
+
+
+@pytest.mark.parametrize("field", ["n_layers", "d_model", "d_vocab", "d_mlp", "d_head", "n_ctx"])
+@pytest.mark.parametrize("size", [10**9, 2**62, 10**30])
+def test_sizes_far_beyond_the_file_are_refused_before_memory_is_taken(saved, field, size):
+    config = storage.read_header(saved)["config"] | {field: size, "window": None}
+    with pytest.raises(CheckpointError, match=r"n_layers \d+, but the file has|sizes that no tensor|do not fit"):
+        read(rewritten(saved, config=config))
+
+
+@pytest.mark.parametrize("entry", ["config", "tokenizer", "card"])
+@pytest.mark.parametrize("value", [5, "text", [1], True])
+def test_header_entries_of_another_kind_are_named(saved, entry, value):
+    with pytest.raises(CheckpointError, match=f"the '{entry}' in its header is not a JSON object, but "):
+        read(rewritten(saved, **{entry: value}))
+
+
+def test_types_and_devices_that_no_model_can_have_are_refused(saved):
+    with unchecked(), pytest.raises(TypeError, match="dtype must be one of"):
+        read(saved, dtype="float32")
+    with pytest.raises(TypeError, match="dtype must be one of"):
+        read(saved, dtype=torch.int8)
+    tensors = {name: tensor.to(torch.float8_e4m3fn) for name, tensor in load_file(saved).items()}
+    with pytest.raises(CheckpointError, match="float8_e4m3fn, not one of"):
+        read(rewritten(saved, tensors))
+
+
+def test_what_cannot_be_saved_is_named(tmp_path):
+    path = tmp_path / "m.safetensors"
+    with unchecked(), pytest.raises(TypeError, match="expected a HookedGPT to save, not dict"):
+        save({}, path)
+    model = tiny()
+    model.card = None
+    with pytest.raises(TypeError, match="the card must be a dict of JSON data, not None"):
+        save(model, path)
+    with pytest.raises(ValueError, match="meta device has no weights"):
+        save(HookedGPT(GPTConfig(**SIZES), device="meta"), path)
+    assert list(tmp_path.iterdir()) == []
