@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from circuits.run import make_run, token_positions
 from circuits.tokens import check_mask, check_tokens
+from circuits.validity import require_whole
 
 if TYPE_CHECKING:
     from circuits.model import HookedGPT
@@ -41,9 +43,13 @@ def next_tokens(
     logits: Float[Tensor, "batch d_vocab"], temperature: float, top_k: int | None, generator: torch.Generator | None
 ) -> Int[Tensor, " batch"]:
     """The likeliest token at temperature 0, else a draw from ``softmax(logits / temperature)`` over the `top_k`."""
+    if bool(logits.isnan().any()):
+        raise ValueError("the logits hold NaN, so no token can be chosen: the weights are not finite, or overflowed")
     if temperature == 0:
         return logits.argmax(-1)
-    scaled = logits.float() / temperature
+    logits = logits.float()
+    # Shifted first, so that a temperature near 0 makes no infinity of the largest logit.
+    scaled = (logits - logits.amax(-1, keepdim=True)) / max(temperature, torch.finfo(logits.dtype).tiny)
     if top_k is not None:
         least = scaled.topk(min(top_k, scaled.shape[-1])).values[:, -1:]
         scaled = scaled.masked_fill(scaled < least, float("-inf"))
@@ -65,8 +71,8 @@ def generate(
 ) -> Int[Tensor, "batch total"]:
     """Prompts with up to `max_new_tokens` more tokens each.
 
-    Keys and values of earlier positions are kept, so that a step costs one position. Hooks are for analysis passes and
-    do not apply here.
+    Keys and values of earlier positions are kept, so that a step costs one position. Hooks are for analysis passes:
+    within a ``with model.hooks(...)`` block, which could not apply here, nothing is generated.
 
     Args:
         model: The model.
@@ -80,10 +86,17 @@ def generate(
         attention_mask: 1 for tokens, 0 for padding, which must stand on the left.
 
     Raises:
-        ValueError: More tokens than `n_ctx` holds, padding on the right, or an option that cannot mean anything.
+        TypeError: An option of the wrong type.
+        ValueError: More tokens than `n_ctx` holds, padding on the right, an option that cannot mean anything, hooks in
+            force, or logits that are NaN.
     """
+    if model.in_scope_of_hooks:
+        raise ValueError("generate does not apply hooks, and this is within a `with model.hooks(...)` block")
     tokens = check_tokens(tokens, model.config)
-    _check_options(model, tokens, max_new_tokens, temperature, top_k)
+    max_new_tokens = require_whole("max_new_tokens", max_new_tokens, least=0)
+    seed = require_whole("seed", seed, least=-(2**63))
+    top_k = None if top_k is None else require_whole("top_k", top_k)
+    _check_options(model, tokens, max_new_tokens, temperature, stop_at)
     mask = check_mask(attention_mask, tokens)
     if mask is not None and not bool(mask[:, -1].all()):
         raise ValueError("prompts of different lengths must be padded on the left to be continued")
@@ -116,17 +129,17 @@ def _step(model: HookedGPT, new: Tensor, mask: Tensor | None, n_past: int, past:
 
 
 def _check_options(
-    model: HookedGPT, tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int | None
+    model: HookedGPT, tokens: Tensor, max_new_tokens: int, temperature: float, stop_at: int | None
 ) -> None:
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must not be negative, but is {max_new_tokens}")
     total = tokens.shape[1] + max_new_tokens
     if total > model.config.n_ctx:
         raise ValueError(
             f"a prompt of {tokens.shape[1]} tokens and {max_new_tokens} more make {total}, "
             f"but n_ctx is {model.config.n_ctx}"
         )
-    if not temperature >= 0:
-        raise ValueError(f"temperature must be at least 0, not {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, not {top_k}")
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+        raise TypeError(f"temperature must be a number, not {temperature!r}")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature must be at least 0 and finite, not {temperature}")
+    if stop_at is not None and require_whole("stop_at", stop_at, least=0) >= model.config.d_vocab:
+        raise ValueError(f"stop_at {stop_at} is not in a vocabulary of {model.config.d_vocab}")

@@ -75,6 +75,8 @@ def edits_of(fwd_hooks: FwdHooks, names: tuple[str, ...]) -> Edits:
         KeyError: A name that the model does not have.
         TypeError: An entry that is not such a pair.
     """
+    if not isinstance(fwd_hooks, Iterable) or isinstance(fwd_hooks, str | Mapping):
+        raise TypeError(f"fwd_hooks must be a list of (name or predicate, function), not {fwd_hooks!r:.80}")
     edits: dict[str, tuple[HookFn, ...]] = {}
     for entry in fwd_hooks:
         if not (isinstance(entry, tuple | list) and len(entry) == 2 and callable(entry[1])):
@@ -84,7 +86,7 @@ def edits_of(fwd_hooks: FwdHooks, names: tuple[str, ...]) -> Edits:
             raise TypeError("a hook function needs a name or a predicate, not None")
         selected = hook_vocabulary.resolve(where, names)
         if not selected:
-            raise KeyError("the predicate of fwd_hooks selects no hook of this model, so its function would never run")
+            raise KeyError("an entry of fwd_hooks names no hook, so its function would never run")
         for name in names:
             if name in selected:
                 edits[name] = (*edits.get(name, ()), function)
@@ -157,11 +159,10 @@ def _edited(activation: Tensor, function: HookFn, hook: Hook) -> Tensor:
         raise TypeError(f"the hook on {hook.name} returned {type(new).__name__}, not a tensor or None")
     if new.shape != activation.shape:
         raise ValueError(f"the hook on {hook.name} returned shape {list(new.shape)}, expected {list(activation.shape)}")
-    if new.dtype != activation.dtype or new.device != activation.device:
-        raise ValueError(
-            f"the hook on {hook.name} returned {new.dtype} on {new.device}, "
-            f"expected {activation.dtype} on {activation.device}"
-        )
+    expected, came = ([t.dtype, t.device, t.layout] for t in (activation, new))
+    if came != expected:
+        shown = [f"{dtype} on {device} ({layout})" for dtype, device, layout in (came, expected)]
+        raise ValueError(f"the hook on {hook.name} returned {shown[0]}, expected {shown[1]}")
     return new
 
 

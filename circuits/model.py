@@ -24,9 +24,10 @@ from circuits.hooks import NO_HOOKS, NO_TAP, FwdHooks, Hooks, Tap, edits_of
 from circuits.initialise import initialise, load_exactly
 from circuits.layers import Norm
 from circuits.names import NamesFilter
+from circuits.placement import check_device, check_dtype
 from circuits.run import Run, make_run, token_positions
 from circuits.text_interface import TextInterface
-from circuits.tokens import check_mask, check_tokens, next_token_losses, predicted
+from circuits.tokens import check_mask, check_tokens, mean_over_predicted, next_token_losses
 from circuits.weights import StackedWeights, Unembedding, unfilled_embedding
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class HookedGPT(StackedWeights, TextInterface):
         self.tokenizer: Tokenizer | None = None
         self.card: dict[str, Any] = {}
         # Sizes and shapes first, without memory; then memory, filled once.
-        meta: dict[str, Any] = {"device": "meta", "dtype": dtype or torch.get_default_dtype()}
+        target = check_device(device) or torch.get_default_device()
+        meta: dict[str, Any] = {"device": "meta", "dtype": check_dtype(dtype) or torch.get_default_dtype()}
         self.embed = unfilled_embedding(config.d_vocab, config.d_model, **meta)
         learned = config.positions == "learned"
         self.pos_embed = unfilled_embedding(config.n_ctx, config.d_model, **meta) if learned else None
@@ -77,7 +79,6 @@ class HookedGPT(StackedWeights, TextInterface):
         self.ln_final = None if norm is None else Norm(norm, config.d_model, config.norm_eps, **meta)
         self.unembed = Unembedding(config, **meta)
         self.hook_names: tuple[str, ...] = names.hook_names(config)
-        target = torch.device(device) if device is not None else torch.get_default_device()
         if target.type != "meta":
             self.to_empty(device=target)
             initialise(self, config, seed)
@@ -111,6 +112,10 @@ class HookedGPT(StackedWeights, TextInterface):
         return self._pass(tokens, attention_mask, NO_HOOKS)[0]
 
     def _pass(self, tokens: Tensor, attention_mask: Tensor | None, hooks: Hooks) -> tuple[Tensor, dict[str, Tensor]]:
+        if isinstance(tokens, Tensor) and tokens.device != self.device:
+            raise ValueError(
+                f"tokens are on {tokens.device}, the model on {self.device}; write tokens.to(model.device)"
+            )
         tokens = check_tokens(tokens, self.config)
         mask = check_mask(attention_mask, tokens)
         for model, scoped in reversed(_SCOPED.get()):
@@ -158,17 +163,16 @@ class HookedGPT(StackedWeights, TextInterface):
     ) -> Float[Tensor, ""] | Float[Tensor, "batch pos-1"]:
         """Next-token cross-entropy in nats: the mean over predicted tokens, or one value for each.
 
-        Per token, a position whose token or successor is padding has 0; the mean leaves it out.
+        Per token, a position whose token or successor is padding has 0; the mean leaves it out. A model in half
+        precision has its loss in float32.
 
         Raises:
-            ValueError: A single position, which has no next token.
+            ValueError: No position that has a next token.
         """
         logits = self(tokens, attention_mask)
         mask = check_mask(attention_mask, tokens)
         losses = next_token_losses(logits, tokens.long(), mask)
-        if per_token:
-            return losses
-        return losses.mean() if mask is None else losses.sum() / predicted(mask).sum()
+        return losses if per_token else mean_over_predicted(losses, mask)
 
     # --- hooks ---
 
@@ -237,16 +241,16 @@ class HookedGPT(StackedWeights, TextInterface):
             fwd_hooks: Changes to make in the same pass; gradients flow through them.
 
         Raises:
-            ValueError: `scalar` returned more than one number.
+            ValueError: `scalar` returned more than one number, or one that does not depend on the logits.
         """
         wanted = names.resolve(names_filter, self.hook_names)
         hooks = Hooks(wanted, edits_of(fwd_hooks, self.hook_names), grad=True)
         with torch.inference_mode(False), torch.enable_grad():
+            if isinstance(tokens, Tensor) and tokens.is_inference():
+                tokens = tokens.clone()  # autograd keeps the ids, and refuses those made in inference mode
             logits, captured = self._pass(tokens, attention_mask, hooks)
             value = scalar(logits)
-            if not isinstance(value, Tensor) or value.numel() != 1:
-                came = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise ValueError(f"the scalar to differentiate must be one number, not {came}")
+            _check_scalar(value)
             gradients: tuple[Tensor, ...] = ()
             if captured:
                 gradients = torch.autograd.grad(
@@ -294,3 +298,14 @@ class HookedGPT(StackedWeights, TextInterface):
     def dtype(self) -> torch.dtype:
         """The type of the weights."""
         return self.embed.weight.dtype
+
+
+def _check_scalar(value: object) -> None:
+    """Refuse what has no gradient by anything in the model."""
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        came = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"the scalar to differentiate must be one number, not {came}")
+    if not value.requires_grad:
+        raise ValueError("the scalar to differentiate does not depend on the logits (or was detached from them)")
+    if value.is_complex():
+        raise ValueError(f"the scalar to differentiate must be real, not {value.dtype}")

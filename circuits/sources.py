@@ -38,6 +38,7 @@ def load(
             work: what it predicts is not what the whole predicts.
 
     Raises:
+        TypeError: Neither text nor a path.
         ValueError: Neither a bundled name nor a path (the nearest names are listed), or a form that is not read.
         FileNotFoundError: A path at which there is nothing.
         storage.CheckpointError: A file that is not a readable checkpoint.
@@ -45,7 +46,11 @@ def load(
         HubError: A model that could not be fetched.
         ImportError: A GGUF file, without the extra that reads it.
     """
-    text = os.fspath(source)
+    text = os.fspath(source) if isinstance(source, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise TypeError(f"expected the name or path of a model, not {source!r:.80}")
+    if not text.strip():
+        raise ValueError("the name of the model is empty")
     if text.startswith(HUB_PREFIX):
         return _from_hub(text.removeprefix(HUB_PREFIX), device=device, dtype=dtype, layers=layers)
     if isinstance(source, str) and source in storage.bundled_names():

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from circuits.validity import require_whole
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
@@ -106,6 +108,8 @@ class CharTokenizer:
         Raises:
             ValueError: Characters that the vocabulary lacks: which, and where each first stands; or `prepend_bos`.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"expected a text, not {text!r:.80}")
         if prepend_bos:
             raise ValueError("prepend_bos is True, but a character tokenizer has no beginning-of-sequence token")
         ids = self._ids
@@ -263,7 +267,7 @@ def tokenizer_from_dict(data: Mapping[str, Any]) -> Tokenizer:
 
 
 def _checked(token: int, d_vocab: int) -> int:
-    token = int(token)
+    token = require_whole("a token id", token, least=-(2**63))
     if not 0 <= token < d_vocab:
         raise IndexError(f"token id {token} is not in a vocabulary of {d_vocab} (0 to {d_vocab - 1})")
     return token

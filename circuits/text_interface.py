@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from circuits.tokens import pad_rows
+from circuits.validity import require_whole
 
 if TYPE_CHECKING:
     from circuits.text import Tokenizer
@@ -39,9 +40,10 @@ class TextInterface:
 
         Raises:
             ValueError: The model has no tokenizer, or the text holds what it cannot encode.
+            TypeError: Not text.
         """
-        texts = [text] if isinstance(text, str) else text
         tokenizer = self._text_codec()
+        texts = several_texts([text] if isinstance(text, str) else text)
         rows = [tokenizer.encode(t, **options) for t in texts]
         lengths = sorted({len(row) for row in rows})
         if len(lengths) > 1:
@@ -57,21 +59,56 @@ class TextInterface:
 
         Raises:
             ValueError: The model has no tokenizer, or a text has no tokens.
+            TypeError: Not a list of texts.
         """
         tokenizer = self._text_codec()
-        tokens, mask = pad_rows([tokenizer.encode(text, **options) for text in texts], side)
+        tokens, mask = pad_rows([tokenizer.encode(text, **options) for text in several_texts(texts)], side)
         return tokens.to(self.device), mask.to(self.device)
 
     def to_string(self, tokens: Int[Tensor, " pos"] | Int[Tensor, "1 pos"] | list[int]) -> str:
-        """The text of one sequence of tokens."""
-        ids = tokens.flatten().tolist() if isinstance(tokens, Tensor) else tokens
-        return self._text_codec().decode(ids)
+        """The text of one sequence of tokens.
+
+        Raises:
+            ValueError: The model has no tokenizer, or several sequences.
+            TypeError: No whole numbers.
+            IndexError: An id that the tokenizer does not have.
+        """
+        return self._text_codec().decode(one_sequence(tokens))
 
     def to_str_tokens(self, text: str | Tensor | list[int]) -> list[str]:
         """The text of each token of a text, or of a sequence of tokens."""
         tokenizer = self._text_codec()
-        if isinstance(text, str):
-            ids: list[int] = tokenizer.encode(text)
-        else:
-            ids = text.flatten().tolist() if isinstance(text, Tensor) else text
-        return tokenizer.str_tokens(ids)
+        return tokenizer.str_tokens(tokenizer.encode(text) if isinstance(text, str) else one_sequence(text))
+
+
+def several_texts(texts: object) -> Sequence[str]:
+    """The texts, or an error where they are anything else (one text alone is not several of one character).
+
+    Raises:
+        TypeError: Not a list of texts.
+        ValueError: None at all.
+    """
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"expected a text, or a list of texts, not {texts!r:.80}")
+    if not texts:
+        raise ValueError("expected at least one text, but the list is empty")
+    return texts
+
+
+def one_sequence(tokens: object) -> list[int]:
+    """The ids of a single sequence: a list, a tensor or array ``[pos]`` or ``[1 pos]``, or one id alone.
+
+    Raises:
+        ValueError: Several sequences.
+        TypeError: No whole numbers.
+    """
+    listed = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    if isinstance(listed, list) and listed and isinstance(listed[0], list):
+        if len(listed) != 1:
+            raise ValueError(f"expected one sequence of token ids, not a batch of {len(listed)}; take one: tokens[0]")
+        listed = listed[0]
+    if isinstance(listed, int):
+        listed = [listed]
+    if not isinstance(listed, list | tuple | range):
+        raise TypeError(f"expected a list of token ids or a tensor [pos], not {tokens!r:.80}")
+    return [require_whole(f"token {place}", token, least=-(2**63)) for place, token in enumerate(listed)]

@@ -27,6 +27,8 @@ def check_tokens(tokens: object, config: GPTConfig) -> Tensor:
         raise TypeError(f"expected a tensor of token ids [batch pos], not {type(tokens).__name__}")
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise TypeError(f"token ids must be whole numbers, not {tokens.dtype}")
+    if tokens.layout != torch.strided:
+        raise TypeError(f"token ids must be a dense tensor, not {tokens.layout}")
     if tokens.ndim != 2:
         hint = "; for one sequence write tokens[None]" if tokens.ndim == 1 else ""
         raise ValueError(f"expected token ids of shape [batch pos], not {list(tokens.shape)}{hint}")
@@ -34,6 +36,7 @@ def check_tokens(tokens: object, config: GPTConfig) -> Tensor:
         raise ValueError(f"expected at least one token, but the shape is {list(tokens.shape)}")
     if tokens.shape[1] > config.n_ctx:
         raise ValueError(f"the sequence is {tokens.shape[1]} tokens long, but n_ctx is {config.n_ctx}")
+    tokens = tokens.long()
     low, high = tokens.aminmax()
     if low < 0 or high >= config.d_vocab:
         row, pos = ((tokens < 0) | (tokens >= config.d_vocab)).nonzero()[0].tolist()
@@ -41,7 +44,7 @@ def check_tokens(tokens: object, config: GPTConfig) -> Tensor:
             f"token id {int(tokens[row, pos])} at batch {row}, position {pos} is not in a vocabulary of "
             f"{config.d_vocab} (0 to {config.d_vocab - 1})"
         )
-    return tokens.long()
+    return tokens
 
 
 def check_mask(attention_mask: Tensor | None, tokens: Tensor) -> Bool[Tensor, "batch pos"] | None:
@@ -144,16 +147,36 @@ def next_token_losses(
 ) -> Float[Tensor, "batch pos-1"]:
     """``−log p(x_{t+1} | x_{≤t})`` in nats; 0 where the token or its successor is padding.
 
+    In float32 at least: in half precision the logarithms would have two or three digits.
+
     Raises:
         ValueError: A single position, which has no next token.
     """
     if tokens.shape[1] < 2:
         raise ValueError("a loss needs at least 2 positions; got 1")
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
     losses: Tensor = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
     losses = losses.view(tokens.shape[0], -1)
     if attention_mask is None:
         return losses
     return losses.masked_fill(~predicted(attention_mask), 0.0)
+
+
+def mean_over_predicted(
+    losses: Float[Tensor, "batch predicted"], attention_mask: Bool[Tensor, "batch pos"] | None
+) -> Float[Tensor, ""]:
+    """The mean over the tokens that are predicted, padding left out.
+
+    Raises:
+        ValueError: No token is: each row has a single one, or they are all apart.
+    """
+    if attention_mask is None:
+        return losses.mean()
+    count = predicted(attention_mask).sum()
+    if not bool(count):
+        raise ValueError("a loss needs a token that follows another; under this attention_mask no two stand together")
+    return losses.sum() / count
 
 
 def predicted(attention_mask: Bool[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos-1"]:

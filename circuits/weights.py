@@ -108,8 +108,8 @@ class HeadCircuits:
         return self.stacked()[index]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+        if name.startswith("_"):  # what copying, pickling and notebooks look for; a factored matrix has none of it
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.stacked(), name)
 
     def __matmul__(self, other: Any) -> Any:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from unchecked import unchecked
 
 from circuits.names import hook_names
 from tests.architectures import NAMES, config, make
@@ -323,3 +324,38 @@ def test_a_scalar_of_many_numbers_is_refused() -> None:
     model = make("course")
     with pytest.raises(ValueError, match=r"must be one number, not \[4, 13, 17\]"):
         model.run_with_grads(random_tokens(model.config), lambda z: z)
+
+
+def test_a_predicate_that_selects_nothing_is_refused_for_captures() -> None:
+    model = make("course")
+    with pytest.raises(KeyError, match="selects no hook"):
+        model.run_with_cache(random_tokens(model.config), lambda name: name.endswith("hook_patern"))
+
+
+@pytest.mark.parametrize("fwd_hooks", [None, 5, "hook_embed", {"hook_embed": lambda a, hook: a}])
+def test_what_is_no_list_of_hooks_is_refused(fwd_hooks) -> None:  # type: ignore[no-untyped-def]
+    model = make("course")
+    with unchecked(), pytest.raises(TypeError, match="fwd_hooks must be a list"):
+        model.run_with_hooks(random_tokens(model.config), fwd_hooks)
+
+
+def test_a_hook_that_returns_a_sparse_tensor_is_named() -> None:
+    model = make("course")
+    with pytest.raises(ValueError, match=r"hook_embed returned .*sparse"):
+        model.run_with_hooks(random_tokens(model.config), [("hook_embed", lambda a, hook: a.to_sparse())])
+
+
+@pytest.mark.parametrize("scalar", [lambda z: z.detach().sum(), lambda z: torch.tensor(1.0), lambda z: z.argmax()])
+def test_a_scalar_that_does_not_depend_on_the_logits_is_refused(scalar) -> None:  # type: ignore[no-untyped-def]
+    model = make("course")
+    with pytest.raises(ValueError, match="does not depend on the logits"):
+        model.run_with_grads(random_tokens(model.config), scalar)
+
+
+def test_gradients_work_within_inference_mode() -> None:
+    model = make("course")
+    tokens = random_tokens(model.config)
+    expected = model.run_with_grads(tokens, torch.Tensor.sum, "hook_embed")[2]["hook_embed"]
+    with torch.inference_mode():
+        found = model.run_with_grads(tokens.clone(), torch.Tensor.sum, "hook_embed")[2]["hook_embed"]
+    assert torch.equal(found, expected)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
+from unchecked import unchecked
 
 from circuits import FactoredMatrix, GPTConfig, HookedGPT
 from circuits.layers import rotary_frequencies, rotary_tables, rotate
@@ -278,7 +283,7 @@ def test_a_finished_sequence_repeats_its_last_token() -> None:
     ("options", "message"),
     [
         ({"max_new_tokens": 16}, "4 tokens and 16 more make 20, but n_ctx is 19"),
-        ({"max_new_tokens": -1}, "must not be negative"),
+        ({"max_new_tokens": -1}, "max_new_tokens must be at least 0"),
         ({"max_new_tokens": 1, "temperature": -1.0}, "temperature must be at least 0"),
         ({"max_new_tokens": 1, "temperature": float("nan")}, "temperature must be at least 0"),
         ({"max_new_tokens": 1, "top_k": 0}, "top_k must be at least 1"),
@@ -306,3 +311,91 @@ def test_half_precision_runs_and_stays_near(name: str, dtype: torch.dtype) -> No
     error = (logits.double() - same(tokens)).abs().max() / same(tokens).abs().max()
     # Every step rounds; a few dozen of them stand between the tokens and the logits.
     assert error < 40 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.uint64])
+def test_whole_numbers_of_every_width_are_token_ids(dtype: torch.dtype) -> None:
+    model = make("course")
+    tokens = random_tokens(model.config)
+    assert torch.equal(model(tokens.to(dtype)), model(tokens))
+
+
+def test_tokens_elsewhere_and_sparse_tokens_are_refused() -> None:
+    model = make("course")
+    with pytest.raises(ValueError, match="tokens are on meta, the model on cpu"):
+        model(random_tokens(model.config).to("meta"))
+    with pytest.raises(TypeError, match="must be a dense tensor"):
+        model(random_tokens(model.config).to_sparse())
+
+
+def test_a_loss_of_nothing_is_refused_and_not_nan() -> None:
+    model = make("course")
+    tokens = random_tokens(model.config, batch=2, pos=3)
+    apart = torch.tensor([[1, 0, 1], [0, 0, 1]])
+    with pytest.raises(ValueError, match="no two stand together"):
+        model.loss(tokens, apart)
+    assert torch.equal(model.loss(tokens, apart, per_token=True), torch.zeros(2, 2, dtype=torch.float64))
+
+
+def test_the_loss_of_a_model_in_half_precision_has_all_its_digits() -> None:
+    model = make("course").to(torch.bfloat16)
+    tokens = random_tokens(model.config)
+    with torch.no_grad():
+        logits = model(tokens).double()
+        loss = model.loss(tokens)
+    exact = -logits[:, :-1].log_softmax(-1).gather(-1, tokens[:, 1:, None]).mean()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("seed", [None, "1", 1.5, True])
+def test_seeds_that_are_no_whole_numbers_are_refused(seed: object) -> None:
+    with unchecked(), pytest.raises(TypeError, match="seed must be a whole number"):
+        HookedGPT(GPTConfig.course(), seed)  # type: ignore[arg-type]
+
+
+def test_state_that_holds_no_tensors_is_refused() -> None:
+    with unchecked(), pytest.raises(ValueError, match=r"embed\.weight: ndarray, not a tensor"):
+        HookedGPT.from_state_dict(GPTConfig.course(), {"embed.weight": np.zeros(3)})  # type: ignore[dict-item]
+    with unchecked(), pytest.raises(TypeError, match="expected a mapping from names to tensors, not NoneType"):
+        HookedGPT.from_state_dict(GPTConfig.course(), None)  # type: ignore[arg-type]
+
+
+def test_generating_within_hooks_that_it_cannot_apply_is_refused() -> None:
+    model = make("course")
+    with (
+        model.hooks([("hook_embed", lambda a, hook: a * 0)]),
+        pytest.raises(ValueError, match="generate does not apply hooks"),
+    ):
+        model.generate(random_tokens(model.config, pos=3), 2)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_no_token_is_chosen_from_logits_that_are_nan(temperature: float) -> None:
+    model = make("course")
+    with torch.no_grad():
+        model.embed.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match="the logits hold NaN"):
+        model.generate(random_tokens(model.config, pos=3), 2, temperature=temperature)
+
+
+def test_a_temperature_near_zero_takes_the_likeliest_token() -> None:
+    model = make("course")
+    tokens = random_tokens(model.config, pos=3)
+    assert torch.equal(model.generate(tokens, 2, temperature=1e-300), model.generate(tokens, 2, temperature=0))
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_new_tokens": 1.5}, {"top_k": 1.5}, {"seed": None}, {"stop_at": "a"}, {"temperature": "1"}]
+)
+def test_generation_options_of_the_wrong_type_are_refused(options: dict[str, object]) -> None:
+    model = make("course")
+    with unchecked(), pytest.raises(TypeError, match=rf"{next(iter(options))} must be a (whole )?number, not"):
+        model.generate(random_tokens(model.config, pos=3), **({"max_new_tokens": 2} | options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_model_survives_copying_and_pickling(copied: Callable[[HookedGPT], HookedGPT]) -> None:
+    model = make("course")
+    tokens = random_tokens(model.config)
+    assert torch.equal(copied(model)(tokens), model(tokens))

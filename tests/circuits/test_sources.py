@@ -4,6 +4,7 @@ import socket
 
 import pytest
 import torch
+from unchecked import unchecked
 
 from circuits.config import GPTConfig
 from circuits.model import HookedGPT
@@ -69,3 +70,15 @@ def test_a_pickle_is_refused(tmp_path):
     (tmp_path / "model.bin").write_bytes(b"\x80\x04")
     with pytest.raises(CheckpointError, match="a pickle"):
         load(tmp_path / "model.bin")
+
+
+@pytest.mark.parametrize("source", [None, 5, b"shakespeare"])
+def test_what_names_no_model_is_refused(source):
+    with unchecked(), pytest.raises(TypeError, match="expected the name or path of a model"):
+        load(source)
+
+
+@pytest.mark.parametrize("source", ["", "  "])
+def test_an_empty_name_is_not_the_folder_one_stands_in(source):
+    with pytest.raises(ValueError, match="the name of the model is empty"):
+        load(source)

@@ -2,9 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, strategies as st
+from unchecked import unchecked
 
+from circuits import GPTConfig, HookedGPT
 from circuits.text import CharTokenizer, PretrainedTokenizer, Tokenizer, tokenizer_from_dict
 
 
@@ -139,3 +143,43 @@ def test_nonsense_pretrained_tokenizers_are_refused(arguments, message):
 def test_unreadable_tokenizer_data_is_refused(data, message):
     with pytest.raises(ValueError, match=message):
         tokenizer_from_dict(data)
+
+
+def model_of_characters() -> HookedGPT:
+    model = HookedGPT(GPTConfig(n_layers=1, d_model=6, n_heads=2, n_ctx=5, d_vocab=3))
+    model.tokenizer = CharTokenizer(("a", "b", "c"))
+    return model
+
+
+@pytest.mark.parametrize(
+    "tokens", [[2, 0], (2, 0), torch.tensor([2, 0]), torch.tensor([[2, 0]]), np.array([2, 0]), [np.int64(2), 0]]
+)
+def test_one_sequence_may_come_in_any_form(tokens):
+    with unchecked():
+        assert model_of_characters().to_string(tokens) == "ca"
+        assert model_of_characters().to_str_tokens(tokens) == ["c", "a"]
+        assert model_of_characters().to_string(torch.tensor(2)) == "c"
+
+
+@pytest.mark.parametrize("tokens", [[1.7], torch.tensor([1.7]), [True], ["a"], None, [[[1]]]])
+def test_what_is_no_token_is_refused_and_not_rounded(tokens):
+    with unchecked(), pytest.raises(TypeError, match=r"must be a whole number|expected a list of token ids"):
+        model_of_characters().to_string(tokens)
+
+
+def test_several_sequences_are_not_run_together():
+    with unchecked(), pytest.raises(ValueError, match="expected one sequence of token ids, not a batch of 2"):
+        model_of_characters().to_string(torch.tensor([[1, 2], [0, 1]]))
+
+
+@pytest.mark.parametrize("text", [5, None, b"ab", ["a", 5]])
+def test_what_is_no_text_is_refused(text):
+    with unchecked(), pytest.raises(TypeError, match="expected a text, or a list of texts"):
+        model_of_characters().to_tokens(text)
+    with unchecked(), pytest.raises(TypeError, match="expected a text"):
+        CharTokenizer(("a",)).encode(text)
+
+
+def test_no_texts_at_all_are_refused():
+    with pytest.raises(ValueError, match="at least one text"):
+        model_of_characters().to_tokens([])
