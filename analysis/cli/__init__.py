@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol, cast, runtime_checkable
 
-from analysis.cli.errors import BAD_INPUT, guarded, one_line
+from analysis.cli.errors import BAD_INPUT, accept_every_character, guarded, one_line
 
 COMMANDS: tuple[str, ...] = (
     "report",
@@ -62,6 +62,8 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line, without the program's name, and return its exit status."""
+    if argv is None:  # this process is the command, so its streams are ours
+        accept_every_character()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         return guarded("circuits", lambda: print(overview()))
@@ -71,12 +73,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"circuits: {unknown(name)}", file=sys.stderr)
         return BAD_INPUT
-    command = find(name)
-    parser = parser_of(name, command)
     try:
-        return guarded(parser.prog, lambda: command.run(parser.parse_args(words[1:])))
+        return guarded(f"circuits {name}", lambda: _run(name, words[1:]))
     except SystemExit as done:  # argparse has printed the help, or what is wrong
         return int(done.code or 0)
+
+
+def _run(name: str, words: Sequence[str]) -> int | None:
+    command = find(name)
+    return command.run(parser_of(name, command).parse_args(words))
 
 
 def find(name: str) -> Command:

@@ -5,6 +5,7 @@ Setting the environment variable ``CIRCUITS_TRACEBACK`` shows the trace after al
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -19,7 +20,8 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
     """Run `work` and turn whatever it raises into one line on standard error and an exit status."""
     try:
         status = work()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller, as in `circuits heads >&-`
+            sys.stdout.flush()
         return status or 0
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
@@ -45,6 +47,13 @@ def describe(error: Exception) -> str:
 def one_line(text: str) -> str:
     """The text with every run of white space, line breaks included, as one space."""
     return " ".join(text.split())
+
+
+def accept_every_character() -> None:
+    r"""Let the streams of this process write what their encoding lacks as ``\u0394``, not fail on it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _report(program: str, error: Exception) -> int:

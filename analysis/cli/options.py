@@ -48,26 +48,9 @@ def load_model(args: argparse.Namespace) -> HookedGPT:
         OSError: A path at which nothing can be read.
     """
     from circuits import load
+    from circuits.placement import check_device
 
-    check_device(args.device)
-    return load(args.model, device=args.device)
-
-
-def check_device(name: str) -> None:
-    """Refuse a device that torch does not know or this machine does not have.
-
-    Raises:
-        ValueError: Which, and what there is.
-    """
-    import torch
-
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        raise ValueError(f"device {name!r} is unknown; expected cpu, cuda, cuda:1, mps, …") from None
-    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not here.get(kind, True):
-        raise ValueError(f"device {name!r} is not available on this machine; use --device cpu")
+    return load(args.model, device=check_device(args.device))
 
 
 def prompt_of(args: argparse.Namespace, model: HookedGPT) -> Int[Tensor, "1 pos"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+WIDEST = 10_000
 WIDE = 180  # columns where the output is no terminal, so that nothing is cut off in a file
 MISSING = "–"
 
@@ -19,7 +21,8 @@ def print_json(data: Mapping[str, Any]) -> None:
     """Print one JSON document. A number that is not finite, which JSON lacks, is printed as null."""
     from analysis.results import jsonable
 
-    print(json.dumps(jsonable(data), indent=2, ensure_ascii=False, allow_nan=False))
+    unicode = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    print(json.dumps(jsonable(data), indent=2, ensure_ascii=not unicode, allow_nan=False))
 
 
 def print_table(title: str, rows: Iterable[Mapping[str, Any]], formats: Mapping[str, str] | None = None) -> None:
@@ -30,6 +33,7 @@ def print_table(title: str, rows: Iterable[Mapping[str, Any]], formats: Mapping[
         rows: Column to value, the same columns in every row; a result's ``rows()`` are such.
         formats: From a column to a format specification such as ``".2%"``; other floats get three decimals.
     """
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
@@ -41,6 +45,8 @@ def print_table(title: str, rows: Iterable[Mapping[str, Any]], formats: Mapping[
     for row in rows:
         table.add_row(*(Text(cell(value, (formats or {}).get(name))) for name, value in row.items()))
     show = console()
+    # Never narrower than its columns: a terminal folds a long line, while a number that is cut short is lost.
+    show.width = max(show.width, Measurement.get(show, show.options.update(max_width=WIDEST), table).maximum)
     show.print(Text(title, style="bold"))
     show.print(table)
     show.print()
@@ -50,7 +56,8 @@ def console() -> Console:
     """A console on standard output, wide enough for every column where that is not a terminal."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    return Console(file=sys.stdout or io.StringIO(), width=None if terminal else WIDE, highlight=False)
 
 
 def cell(value: Any, specification: str | None = None) -> str:

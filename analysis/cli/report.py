@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
     """Show the current step where standard error is a terminal."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield lambda step: None
         return
     from rich.console import Console

@@ -139,13 +139,14 @@ def run(args: argparse.Namespace) -> int:
     """Train, and print what came out."""
     import torch
 
+    from circuits.placement import check_device
     from circuits.training import Interrupted, train
 
     settings = TrainingConfig(**{name: getattr(args, name) for name in _TRAINING})
     data = _data(args)
     config = _config(args, data.d_vocab)
     command = command_line(args)
-    _check_device(args.device)
+    check_device(args.device)
     if args.threads is not None:
         if args.threads < 1:
             raise ValueError(f"threads must be at least 1, not {args.threads}")
@@ -168,15 +169,6 @@ def run(args: argparse.Namespace) -> int:
         return INTERRUPTED
     _print_result(args, model.card)
     return 0
-
-
-def _check_device(name: str) -> None:
-    import torch
-
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError) as error:  # an unknown name, or a device that this PyTorch or machine lacks
-        raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
 
 
 def _data(args: argparse.Namespace) -> Data:

@@ -1,6 +1,7 @@
 """The command line: one line and the right status for whatever goes wrong, and never a stack trace."""
 
 import argparse
+import io
 import json
 import os
 import shlex
@@ -194,6 +195,45 @@ def test_tables_are_not_cut_off_in_a_file_and_show_markup_as_text(capsys):
     assert "x" * 90 in out
 
 
+def test_a_number_is_never_cut_short_in_a_narrow_terminal(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "20")
+    print_table("Heads", [{f"column {i}": 10.0 + i for i in range(9)}])
+    assert all(f"{10 + i}.000" in terminal.getvalue() for i in range(9))
+
+
+def run_with_streams(redirection, *words, **environment):
+    """The command under a shell's redirection, such as ``>&-``."""
+    line = ["bash", "-c", f'"{sys.executable}" -m analysis.cli {shlex.join(words)} {redirection}']
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_an_output_that_is_closed_is_no_fault():
+    done = run_with_streams(">&-", "models")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_output_that_is_full_is_one_line():
+    done = run_with_streams(">/dev/full", "models")
+    assert (done.returncode, done.stderr) == (2, "circuits models: [Errno 28] No space left on device\n")
+
+
+def test_a_terminal_that_lacks_a_character_gets_its_number():
+    done = run_with_streams("", "train", "--help", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u03b5 of the norms" in done.stdout
+
+
+def test_json_for_a_reader_without_unicode_says_the_same(capsysbinary, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(sys.stdout.buffer, encoding="ascii"))
+    print_json({"text": "é😀"})
+    sys.stdout.flush()
+    assert json.loads(capsysbinary.readouterr().out.decode("ascii")) == {"text": "é😀"}
+
+
 # --- the commands that there are ---
 
 
@@ -275,7 +315,7 @@ def test_report_without_a_prompt_uses_the_built_in_one(saved, tmp_path, capsys):
         (["--tokens", " "], "no token ids were given"),
         (["--tokens", "1", "--prompt", "x"], "not allowed with argument"),
         (["--output", "missing/page.html"], "there is no folder 'missing'"),
-        (["--device", "gpu"], "device 'gpu' is unknown"),
+        (["--device", "gpu"], "device 'gpu' cannot be used here"),
     ],
 )
 def test_bad_input_to_a_report_is_one_line_and_leaves_no_file(saved, tmp_path, capsys, monkeypatch, words, message):
