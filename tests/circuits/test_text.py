@@ -183,3 +183,8 @@ def test_what_is_no_text_is_refused(text):
 def test_no_texts_at_all_are_refused():
     with pytest.raises(ValueError, match="at least one text"):
         model_of_characters().to_tokens([])
+
+
+def test_one_text_is_not_a_batch_of_its_characters():
+    with unchecked(), pytest.raises(TypeError, match="expected a text, or a list of texts, not 'abc'"):
+        model_of_characters().to_batch("abc")
