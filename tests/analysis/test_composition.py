@@ -49,7 +49,7 @@ def test_scores_are_the_dense_formula(name, kind, raw):
 
 @pytest.mark.parametrize("name", ["grouped_query", "like_llama"])
 def test_query_heads_compose_with_their_own_group(name):
-    """K-composition depends on the key head: heads of one group read with the same keys and other queries."""
+    """Field report 13: heads of one group read with the same keys and other queries."""
     model = architectures.make(name)
     found = composition_scores(model, "K", raw=True).score
     W_K = model.blocks[1].attn.W_K[2]

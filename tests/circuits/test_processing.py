@@ -51,6 +51,7 @@ def assert_same_weights(one: HookedGPT, other: HookedGPT, tolerance: float) -> N
 
 @pytest.mark.parametrize(("step", "name"), EXACT)
 def test_log_probabilities_are_unchanged(step, name):
+    """Field report 18: for every step, norm weights far from trivial."""
     model = model_of(name)
     tokens = random_tokens(model.config)
     before, after = log_probabilities(model, tokens), log_probabilities(processed(step, name), tokens)
@@ -154,6 +155,8 @@ def test_tied_weights_are_untied_only_by_steps_that_change_one_of_them(name):
 
 
 def test_centring_the_unembedding_moves_logits_by_one_amount_per_position():
+    """Field report 19: log-probabilities agree and logits do not, as the documentation of the step says."""
+    assert "log-probabilities agree and logits do not" in " ".join((center_unembed.__doc__ or "").split())
     model, tokens = model_of("all_biases"), random_tokens(model_of("all_biases").config)
     with torch.no_grad():
         shift = model(tokens) - processed("center_unembed", "all_biases")(tokens)

@@ -39,7 +39,7 @@ def composition(measured: Measurements) -> Section | None:
 
 
 def pictures(measured: Measurements) -> Html:
-    """One picture per kind: writing heads downwards, all but the last layer's; reading ones across, all but the first's."""
+    """One picture per kind: heads that write downwards, heads that read across, where any can compose."""
     most = max(largest_excess(found) for found in measured.composition)
     tiles = []
     for found in measured.composition:
