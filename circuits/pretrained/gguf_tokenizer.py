@@ -72,7 +72,11 @@ def _byte_level(fields: Mapping[str, Any], rule: str) -> dict[str, Any]:
 
 
 def _sentencepiece(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """SentencePiece's BPE, whose merges are told by the scores of the pieces."""
+    """SentencePiece's BPE, whose merges are told by the scores of the pieces.
+
+    The leading space is put in front of every text, and of what follows a special token, as SentencePiece and llama.cpp
+    do; newer versions of transformers leave it out before a space and after a special token.
+    """
     spaces = [{"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
     if fields.get("add_space_prefix", True):
         spaces.insert(0, {"type": "Prepend", "prepend": "▁"})

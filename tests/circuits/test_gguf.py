@@ -208,6 +208,7 @@ def test_sentencepiece_vocabularies_split_as_they_should_and_begin_with_bos():
     ids = tokenizer.encode("ab aé")
     assert tokenizer.str_tokens(ids) == ["<s>", " ab", " a", "\\xc3", "\\xa9"]
     assert tokenizer.decode(ids[1:]) == "ab aé"
+    assert tokenizer.str_tokens(tokenizer.encode("  ab")) == ["<s>", " ", " ", " ab"]
     assert tokenizer_of(sentencepiece_fields(add_bos_token=False)).encode("b")[0] != 1
     plain = tokenizer_of(sentencepiece_fields(add_space_prefix=False))
     assert plain.str_tokens(plain.encode("ab", prepend_bos=False)) == ["ab"]
