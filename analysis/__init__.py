@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from analysis.accounting import flops as flops, parameter_table as parameter_table
     from analysis.attribution import logit_attribution as logit_attribution, logit_paths as logit_paths
     from analysis.composition import composition_scores as composition_scores
-    from analysis.patching import activation_patch as activation_patch
+    from analysis.patching import activation_patch as activation_patch, path_patch as path_patch
     from analysis.patterns import attention_patterns as attention_patterns, head_scores as head_scores
     from analysis.ranks import copying_scores as copying_scores, head_ranks as head_ranks
 else:
@@ -32,6 +32,7 @@ else:
         "logit_attribution": "analysis.attribution",
         "logit_paths": "analysis.attribution",
         "parameter_table": "analysis.accounting",
+        "path_patch": "analysis.patching",
     }
     __all__ = list(_PUBLIC)
     __getattr__, __dir__ = attach(__name__, _PUBLIC)
