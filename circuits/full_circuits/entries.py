@@ -10,8 +10,9 @@ from torch import Tensor
 
 from circuits.factored import FactoredMatrix
 
-# Entries of a block: on a CPU it should stay in the cache of a core between the product and the search.
-_BLOCK_ON_CPU, _BLOCK_ELSEWHERE = 2**18, 2**25
+# Entries of a block: on a CPU it should stay in the cache between the product and the search, but threads that meet
+# after every block should not meet too often either.
+_BLOCK_ON_CPU, _BLOCK_ELSEWHERE = 2**20, 2**25
 _ROWS = 256
 ORDERS = ("value", "magnitude", "lowest")
 
