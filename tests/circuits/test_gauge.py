@@ -6,12 +6,13 @@ import functools
 
 import pytest
 import torch
+from hypothesis import given
 
 from circuits import HookedGPT
 from circuits.gauge import FibreDimension, canonical, fibre_dimension, transform_ov, transform_qk
 from circuits.layers import rotary_frequencies, rotary_tables, rotate
 from tests import compiled
-from tests.architectures import ARCHITECTURES, NAMES, SIZES, make
+from tests.architectures import ARCHITECTURES, NAMES, SIZES, configs, make
 from tests.batches import random_tokens
 
 LAYER, HEAD = -1, 1
@@ -348,3 +349,15 @@ def test_query_and_key_norms_leave_a_finite_freedom_unless_gains_agree():
 def test_an_unknown_circuit_is_refused():
     with pytest.raises(ValueError, match="circuit 'QV' is not one of 'QK', 'OV'"):
         fibre_dimension(model_of("course"), 0, 0, "QV")
+
+
+@given(configs())
+def test_the_canonical_form_keeps_every_combination_and_is_idempotent(config):
+    model = make(config).requires_grad_(False)
+    tokens = random_tokens(config, batch=2, pos=5)
+    once = canonical(model)
+    with torch.no_grad():
+        torch.testing.assert_close(once(tokens), model(tokens), rtol=1e-8, atol=1e-8)
+    twice = canonical(once).state_dict()
+    for key, tensor in once.state_dict().items():
+        torch.testing.assert_close(twice[key], tensor, rtol=0, atol=1e-10, msg=key)

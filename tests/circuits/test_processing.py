@@ -6,10 +6,11 @@ import functools
 
 import pytest
 import torch
+from hypothesis import given
 
 from circuits import HookedGPT
 from circuits.processing import center_unembed, center_writing_weights, fold_ln, fold_value_biases
-from tests.architectures import ARCHITECTURES, NAMES, make
+from tests.architectures import ARCHITECTURES, NAMES, configs, make
 from tests.batches import pad, random_prompts, random_tokens
 
 STEPS = {f.__name__: f for f in (fold_ln, center_writing_weights, center_unembed, fold_value_biases)}
@@ -207,3 +208,16 @@ def test_nan_is_named_with_its_first_place(step):
         model.blocks[1].attn.qkv.weight[9, 1] = float("inf")
     with pytest.raises(ValueError, match=r"blocks\.1\.attn\.qkv\.weight is nan at \[4, 2\] \(2 of its entries"):
         STEPS[step](model)
+
+
+@given(configs())
+def test_every_step_keeps_or_refuses_every_combination(config):
+    model = make(config).requires_grad_(False)
+    tokens = random_tokens(config, batch=2, pos=5)
+    before = log_probabilities(model, tokens)
+    for step, process in STEPS.items():
+        if refused(step, config):
+            with pytest.raises(ValueError, match=f"{step} cannot be exact"):
+                process(model)
+        else:
+            torch.testing.assert_close(log_probabilities(process(model), tokens), before, rtol=0, atol=1e-9)
