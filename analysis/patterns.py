@@ -10,6 +10,7 @@ from analysis.results import Result, result
 from circuits.model import HookedGPT
 from circuits.names import block_names
 from circuits.tokens import check_mask, check_tokens
+from circuits.validity import require_whole
 
 Pattern = Float[Tensor, "batch layer head query key"]
 
@@ -201,7 +202,7 @@ def repeated_tokens(model: HookedGPT, n: int, batch: int = 8, seed: int = 0) -> 
         raise ValueError(f"repeated sequences need n ≥ 2 and batch ≥ 1, not n {n} and batch {batch}")
     if length > config.n_ctx:
         raise ValueError(f"n {n} twice is a sequence of {length} tokens, but n_ctx is {config.n_ctx}")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(require_whole("seed", seed, least=-(2**63)))
     drawable = torch.tensor([token for token in range(config.d_vocab) if token != start])
     rounds = -(-n // len(drawable))  # more than one only where the vocabulary is too small for n different tokens
     orders = [torch.rand(batch, len(drawable), generator=generator).argsort(-1) for _ in range(rounds)]

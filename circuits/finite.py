@@ -1,4 +1,4 @@
-"""NaN and infinities in weights, named by where they stand first."""
+"""NaN and infinities in weights and matrices, named by where they stand first."""
 
 from __future__ import annotations
 
@@ -21,3 +21,16 @@ def check_finite(weights: Mapping[str, Tensor]) -> None:
             first = places[0].tolist()
             value = float(weight[tuple(first)])
             raise ValueError(f"weight {name} is {value} at {first} ({len(places)} of its entries are not finite)")
+
+
+def finite_matrix(matrix: Tensor) -> Tensor:
+    """The matrices ``[*batch m n]`` as they are, or an error: not every LAPACK survives what is not finite.
+
+    Raises:
+        ValueError: An entry that is NaN or infinite, with the first leading index where there is one.
+    """
+    bad = (~matrix.detach().isfinite()).flatten(-2).any(-1)
+    if bool(bad.any()):
+        where = f" at leading index {bad.nonzero()[0].tolist()}" if bad.ndim else ""
+        raise ValueError(f"expected a matrix of finite entries, got NaN or infinity{where}")
+    return matrix

@@ -17,6 +17,7 @@ from circuits.block import Blocks, TransformerBlock
 from circuits.config import GPTConfig
 from circuits.factored import FactoredMatrix
 from circuits.layers import rotary_frequencies, rotary_tables, rotate
+from circuits.validity import require_whole
 
 
 def turned(
@@ -61,13 +62,14 @@ class HeadCircuits:
         """The QK circuit ``W_Q R(Δ) W_Kᵀ`` between positions Δ = query − key apart.
 
         Raises:
+            TypeError: An offset that is no whole number.
             ValueError: Not the QK circuit of a rotary model, which alone depends on an offset.
         """
         if self.offset is None:
             raise ValueError(
                 f"{self.kind} of a model with positions {self._model.config.positions!r} depends on no offset"
             )
-        return HeadCircuits(self._model, self.kind, offset)
+        return HeadCircuits(self._model, self.kind, require_whole("offset", offset, least=-(2**63)))
 
     @property
     def note(self) -> str:

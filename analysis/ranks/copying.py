@@ -10,6 +10,7 @@ from torch import Tensor
 
 from analysis.ranks.heads import refuse_nonfinite
 from analysis.results import Result, result
+from circuits.finite import check_finite, finite_matrix
 from circuits.folded import embedding, head_weights, unembedding
 from circuits.model import HookedGPT
 
@@ -52,8 +53,9 @@ def copying_scores(model: HookedGPT, raw: bool = False) -> CopyingScores:
     weights = head_weights(model, raw)
     refuse_nonfinite(weights)
     W_E, W_U = embedding(model, raw), unembedding(model, raw)
+    check_finite({"W_E": W_E, "W_U": W_U})
     shared = W_U @ W_E
-    eigenvalues = torch.linalg.eigvals(weights.W_O @ shared @ weights.W_V)
+    eigenvalues = torch.linalg.eigvals(finite_matrix(weights.W_O @ shared @ weights.W_V))
     sizes = eigenvalues.abs()
     score = eigenvalues.real.sum(-1) / sizes.sum(-1)
     score = torch.where(sizes.amax(-1) > _rounding(weights.W_O, shared, weights.W_V), score, float("nan"))

@@ -14,6 +14,7 @@ from torch import Tensor
 from circuits.factored import spectrum
 from circuits.factored.indexing import index_factors
 from circuits.factored.spectrum import SVD
+from circuits.finite import finite_matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -264,11 +265,11 @@ class FactoredMatrix:
         are not returned.
 
         Raises:
-            ValueError: the matrix is not square.
+            ValueError: the matrix is not square, or holds NaN or infinity.
         """
         self._require_square("eigenvalues")
         A, B = spectrum.raised(self.A, self.B)
-        values: Tensor = torch.linalg.eigvals(B @ A if self.mdim < self.ldim else A @ B)
+        values: Tensor = torch.linalg.eigvals(finite_matrix(B @ A if self.mdim < self.ldim else A @ B))
         return values
 
     def trace(self) -> Float[Tensor, "*batch"]:

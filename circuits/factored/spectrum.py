@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from circuits.finite import finite_matrix
+
 # QR works on copies; pieces of this size stay in the cache of a core, which is worth 10-15% of the time.
 _PIECE_BYTES = 2**20
 
@@ -39,10 +41,10 @@ def raised(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
 def svd(A: Tensor, B: Tensor) -> SVD:
     """Thin singular value decomposition of `A @ B`; see `SVD` for the convention."""
     if _dense_is_smaller(A, B):
-        return SVD(*torch.linalg.svd(_finite(A @ B), full_matrices=False))
+        return SVD(*torch.linalg.svd(finite_matrix(A @ B), full_matrices=False))
     Q_A, R_A = torch.linalg.qr(A)
     Q_B, R_B = torch.linalg.qr(B.mT)
-    U, S, Vh = torch.linalg.svd(_finite(R_A @ R_B.mT), full_matrices=False)
+    U, S, Vh = torch.linalg.svd(finite_matrix(R_A @ R_B.mT), full_matrices=False)
     return SVD(Q_A @ U, S, Vh @ Q_B.mT)
 
 
@@ -60,14 +62,6 @@ def frobenius_norm(A: Tensor, B: Tensor) -> Tensor:
 
 def _dense_is_smaller(A: Tensor, B: Tensor) -> bool:
     return A.shape[-1] >= min(A.shape[-2], B.shape[-1])
-
-
-def _finite(core: Tensor) -> Tensor:
-    bad = (~core.detach().isfinite()).flatten(-2).any(-1)
-    if bad.any():
-        where = f" at leading index {bad.nonzero()[0].tolist()}" if bad.ndim else ""
-        raise ValueError(f"expected a matrix of finite entries, got NaN or infinity{where}")
-    return core
 
 
 def _r_factor(X: Tensor) -> Tensor:
@@ -104,9 +98,9 @@ class _SingularValues(torch.autograd.Function):
     @staticmethod
     def forward(A: Tensor, B: Tensor) -> Tensor:
         if _dense_is_smaller(A, B):
-            dense: Tensor = torch.linalg.svdvals(_finite(A @ B))
+            dense: Tensor = torch.linalg.svdvals(finite_matrix(A @ B))
             return dense
-        return _values_of_core(_finite(_r_factor(A) @ _r_factor(B.mT).mT))
+        return _values_of_core(finite_matrix(_r_factor(A) @ _r_factor(B.mT).mT))
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:

@@ -16,6 +16,7 @@ from analysis.ranks import (
     participation_ratio,
     stable_rank,
 )
+from circuits import GPTConfig, HookedGPT
 from circuits.folded import embedding, head_weights, unembedding
 
 RANKS = ("numerical_rank", "stable_rank", "effective_rank", "participation_ratio", "energy_rank")
@@ -171,4 +172,13 @@ def test_weights_that_are_not_numbers_are_named():
     with pytest.raises(ValueError, match="W_V of L1H2 holds NaN"):
         head_ranks(model)
     with pytest.raises(ValueError, match="W_V of L1H2 holds NaN"):
+        copying_scores(model)
+
+
+@pytest.mark.parametrize("name", ["embed.weight", "unembed.weight"])
+def test_copying_scores_of_embeddings_that_are_not_finite_are_refused(name):
+    model = HookedGPT(GPTConfig(n_layers=2, d_model=7, n_heads=3, d_head=5, d_mlp=11, n_ctx=13, d_vocab=17))
+    with torch.no_grad():
+        model.get_parameter(name)[1, 2] = float("nan")
+    with pytest.raises(ValueError, match=r"weight W_[EU] is nan at \["):
         copying_scores(model)

@@ -370,3 +370,10 @@ def test_what_means_nothing_is_refused(operation: Any, kind: type[Exception], wo
     with pytest.raises(kind) as error:
         operation(factored(4))
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_eigenvalues_of_what_is_not_finite_are_refused(value):
+    """Some builds of LAPACK end the whole process on a NaN; 1e30 overflows only in the product."""
+    with pytest.raises(ValueError, match="finite entries"):
+        FactoredMatrix(torch.full((5, 3), value), torch.full((3, 5), value)).eigenvalues()

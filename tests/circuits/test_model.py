@@ -399,3 +399,9 @@ def test_a_model_survives_copying_and_pickling(copied: Callable[[HookedGPT], Hoo
     model = make("course")
     tokens = random_tokens(model.config)
     assert torch.equal(copied(model)(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("offset", [None, 1.5, "1", True])
+def test_an_offset_is_a_whole_number(offset: object) -> None:
+    with unchecked(), pytest.raises(TypeError, match="offset must be a whole number"):
+        make("rotary").QK.at_offset(offset)  # type: ignore[arg-type]
