@@ -77,7 +77,7 @@ def logit_attribution(
     Args:
         model: A pre-norm model, or one without norms.
         tokens: The prompts.
-        correct: The answer: one token for all, or one for each prompt; by default the model's likeliest.
+        correct: The answer, an id or a text: one for all prompts or one for each; by default the model's likeliest.
         wrong: The token to compare with; by default the likeliest of the others.
         attention_mask: 1 for tokens, 0 for padding.
         position: −1 is the last real token of each prompt.
@@ -90,7 +90,7 @@ def logit_attribution(
     """
     tokens = check_tokens(tokens, model.config)
     mask = check_mask(attention_mask, tokens)
-    right, other = _answers("correct", correct, tokens), _answers("wrong", wrong, tokens)
+    right, other = _answers("correct", correct, model, tokens), _answers("wrong", wrong, model, tokens)
     parts, pairs = [], []
     for start in range(0, len(tokens), batch_size):
         rows = slice(start, start + batch_size)
@@ -134,9 +134,8 @@ def logit_paths(
     tokens = check_tokens(tokens, model.config)
     with torch.no_grad():
         logits, cache = model.run_with_cache(tokens, paths.needed_names(model.config), attention_mask=attention_mask)
-    pair = answers_of(
-        logits, cache.attention_mask, _answers("correct", correct, tokens), _answers("wrong", wrong, tokens), position
-    )
+    right, other = _answers("correct", correct, model, tokens), _answers("wrong", wrong, model, tokens)
+    pair = answers_of(logits, cache.attention_mask, right, other, position)
     return paths.expand_paths(model, cache, *pair, position, top, routes=routes, budget=budget)
 
 
@@ -173,10 +172,12 @@ def _likeliest_but(token: Int[Tensor, " batch"] | None, logits: Float[Tensor, "b
     return logits.argmax(-1)
 
 
-def _answers(name: str, tokens: Answers, prompts: Int[Tensor, "batch pos"]) -> Int[Tensor, " batch"] | None:
+def _answers(
+    name: str, tokens: Answers, model: HookedGPT, prompts: Int[Tensor, "batch pos"]
+) -> Int[Tensor, " batch"] | None:
     if tokens is None:
         return None
-    ids = torch.as_tensor(tokens)
+    ids = torch.as_tensor(model.to_token_ids(tokens))
     if ids.ndim > 1 or (ids.ndim == 1 and len(ids) != len(prompts)):
         raise ValueError(f"{name} has shape {list(ids.shape)}; expected one token, or one for each of {len(prompts)}")
     return ids.expand(len(prompts))

@@ -196,11 +196,15 @@ def logit_diff(correct: Int[Tensor, " batch"] | int, wrong: Int[Tensor, " batch"
 
     Raises:
         ValueError: `correct` and `wrong` are the same token.
+        TypeError: Texts: a metric knows no tokenizer.
     """
+    for what, given in (("correct", correct), ("wrong", wrong)):
+        if isinstance(given, str) or (isinstance(given, list | tuple) and any(isinstance(id, str) for id in given)):
+            raise TypeError(f"{what} must be token ids, not {given!r}; a text's id is model.to_single_token(text)")
     same = torch.as_tensor(correct) == torch.as_tensor(wrong)
     if bool(same.any()):
         where = "" if same.ndim == 0 else f" in row {int(same.nonzero()[0])}"
-        raise ValueError(f"correct and wrong are the same token{where}: their logits never differ")
+        raise ValueError(f"correct and wrong are equal{where}: their logits never differ")
     return LogitDiff(correct, wrong, position)
 
 

@@ -7,6 +7,8 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 
+_MACHINERY = ("__getattr__", "__dir__", "__annotations__")
+
 
 def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """The `__getattr__` and `__dir__` of a package whose public names live in other modules.
@@ -17,7 +19,7 @@ def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], ob
 
     Returns:
         `__getattr__`, which imports the defining module and keeps the value, and `__dir__`, which lists every name
-        whether or not it has been imported.
+        whether or not it has been imported, and nothing that is not public.
     """
 
     def __getattr__(name: str) -> object:
@@ -30,6 +32,7 @@ def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], ob
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *modules})
+        own = {name for name in vars(sys.modules[package]) if name.startswith("__") and name not in _MACHINERY}
+        return sorted({*own, *modules})
 
     return __getattr__, __dir__

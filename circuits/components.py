@@ -6,6 +6,7 @@ beside another. ``str(Head(2, 3))`` is ``"L2H3"`` and ``parse_component("L2H3")`
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 from dataclasses import dataclass
@@ -172,6 +173,55 @@ def parse_component(text: str) -> Component:
     return Block(layer)
 
 
+def as_component(given: Component | str) -> Component:
+    """The component itself, or the one that a text names: wherever a component is taken, its text is taken too.
+
+    Raises:
+        TypeError: Neither a component nor text.
+        ValueError: A text that names none; the message shows the forms.
+    """
+    if isinstance(given, Component):
+        return given
+    if isinstance(given, str):
+        return parse_component(given)
+    raise TypeError(f"expected a component, such as Head(0, 1) or its text 'L0H1', not {given!r}")
+
+
+def as_head(given: Component | str, config: GPTConfig) -> Head:
+    """The head of a model that a component or a text is.
+
+    Raises:
+        IndexError: A head that the model does not have.
+        ValueError: A component that is no head.
+        TypeError: No component, as for `as_component`.
+    """
+    head = as_component(given)
+    if not isinstance(head, Head):
+        raise ValueError(f"expected a head, such as Head(0, 1) or 'L0H1', not {given!r}")
+    check_component(head, config)
+    return head
+
+
+def component_row(given: Component | str, rows: tuple[Component, ...], of: str) -> int:
+    """Which row of a table of components is that of one component.
+
+    Raises:
+        KeyError: A component that has no row; the message shows those that have.
+        TypeError, ValueError: No component, as for `as_component`.
+    """
+    component = as_component(given)
+    if component not in rows:
+        written = f"{type(component).__name__}({', '.join(map(repr, dataclasses.astuple(component)))})"
+        raise KeyError(f"{written} is no row of this {of}; they are {few_components(rows)}")
+    return rows.index(component)
+
+
+def few_components(components: tuple[Component, ...], most: int = 12) -> str:
+    """The first components as text, and how many there are where some are left out."""
+    shown = ", ".join(map(str, components[:most]))
+    return shown if len(components) <= most else f"{shown}, … ({len(components)} in all)"
+
+
 def check_component(component: Component, config: GPTConfig) -> None:
     """Refuse a component that a model of this architecture does not have.
 
@@ -181,7 +231,7 @@ def check_component(component: Component, config: GPTConfig) -> None:
         ValueError: A part that the architecture lacks (positions, biases, MLPs).
     """
     if not isinstance(component, Component):
-        raise TypeError(f"expected a component such as Head(0, 1), not {component!r}")
+        raise TypeError(f"expected a component, such as Head(0, 1), not {component!r}")
     layer = getattr(component, "layer", None)
     if layer is not None:
         _in_range(component, "layer", layer, config.n_layers)

@@ -77,7 +77,7 @@ class HookedGPT(StackedWeights, TextInterface):
         self.blocks = Blocks(TransformerBlock(config, layer, **meta) for layer in range(config.n_layers))
         norm = config.norm if config.final_norm else None
         self.ln_final = None if norm is None else Norm(norm, config.d_model, config.norm_eps, **meta)
-        self.unembed = Unembedding(config, **meta)
+        self.unembed = Unembedding(config, self.embed, **meta)
         self.hook_names: tuple[str, ...] = names.hook_names(config)
         if target.type != "meta":
             self.to_empty(device=target)
@@ -151,7 +151,7 @@ class HookedGPT(StackedWeights, TextInterface):
 
     def unembed_normalised(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
         """``cap(X W_U + b_U)`` of a final stream that is normalised already."""
-        return self.capped(F.linear(x, self._unembedding_weight, self.unembed.bias))
+        return self.capped(self.unembed(x))
 
     def capped(self, logits: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         """Logits as the model gives them: ``c tanh(logits / c)`` where it has a soft cap."""

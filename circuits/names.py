@@ -230,6 +230,11 @@ def layer_index(layer: int, n_layers: int) -> int:
     return index % n_layers
 
 
+# Other names that a stem is known by, in TransformerLens or in speech.
+_STEMS = {"attn": "pattern", "attn_logits": "attn_scores", "scores": "attn_scores", "query": "q", "key": "k"}
+_STEMS |= {"value": "v", "mlp_pre": "pre", "mlp_post": "post"}
+
+
 def full_name(key: str | tuple[str, int] | tuple[str, int, str], names: Iterable[str], n_layers: int) -> str:
     """The full hook name for a shorthand: ``("pattern", 0)`` is ``"blocks.0.attn.hook_pattern"``.
 
@@ -254,7 +259,7 @@ def full_name(key: str | tuple[str, int] | tuple[str, int, str], names: Iterable
     stem, layer = key[0].removeprefix("hook_"), layer_index(key[1], n_layers)
     module = f"{key[2]}." if len(key) == 3 else ""
     prefix = f"blocks.{layer}."
-    stem = {"attn": "pattern", "attn_scores": "attn_scores", "scores": "attn_scores"}.get(stem, stem)
+    stem = _STEMS.get(stem, stem)
     for within in (module,) if module else ("", "attn.", "mlp."):
         if f"{prefix}{within}hook_{stem}" in names:
             return f"{prefix}{within}hook_{stem}"

@@ -50,6 +50,34 @@ class TextInterface:
             raise ValueError(f"the texts have different lengths ({lengths} tokens); to_batch pads them")
         return torch.tensor(rows, dtype=torch.long, device=self.device)
 
+    def to_single_token(self, text: str) -> int:
+        """The id of a text that is one token, no start token added.
+
+        Raises:
+            ValueError: The text is no token or several (they are shown), or the model has no tokenizer.
+            TypeError: Not text.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"expected the text of a token, not {text!r:.80}")
+        tokenizer = self._text_codec()
+        ids = tokenizer.encode(text, prepend_bos=False)
+        if len(ids) != 1:
+            shown = f": {', '.join(map(repr, tokenizer.str_tokens(ids)))}" if ids else ""
+            raise ValueError(f"{text!r} is {len(ids)} tokens, not one{shown}")
+        return ids[0]
+
+    def to_token_ids(self, tokens: Any) -> Any:
+        """Ids for the texts of tokens, one text or several; anything else as it is.
+
+        Raises:
+            ValueError: As for `to_single_token`.
+        """
+        if isinstance(tokens, str):
+            return self.to_single_token(tokens)
+        if isinstance(tokens, list | tuple) and any(isinstance(token, str) for token in tokens):
+            return [self.to_single_token(token) for token in tokens]
+        return tokens
+
     def to_batch(
         self, texts: Sequence[str], side: Literal["left", "right"] = "left", **options: Any
     ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:

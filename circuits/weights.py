@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from circuits.block import Blocks, TransformerBlock
 from circuits.config import GPTConfig
@@ -128,13 +129,19 @@ class HeadCircuits:
 
 
 class Unembedding(nn.Module):
-    """`W_U` and `b_U`; the weight is absent where it is tied to the embedding's."""
+    """`W_U` and `b_U`; the weight is absent where it is tied to the embedding's.
+
+    Args:
+        config: The architecture.
+        embed: The token embedding, whose weight is used where the two are tied.
+    """
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
 
-    def __init__(self, config: GPTConfig, **factory: Any) -> None:
+    def __init__(self, config: GPTConfig, embed: nn.Embedding, **factory: Any) -> None:
         super().__init__()
+        self._embed = (embed,)  # in a tuple: it is no part of this module, and its weight no second parameter
         shapes = {
             "weight": None if config.tie_embeddings else (config.d_vocab, config.d_model),
             "bias": (config.d_vocab,) if config.bias_unembed else None,
@@ -142,10 +149,14 @@ class Unembedding(nn.Module):
         for name, shape in shapes.items():
             self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape, **factory)))
 
+    @property
+    def matrix(self) -> Float[Tensor, "d_vocab d_model"]:
+        """The weight in use, its own or the embedding's."""
+        return self._embed[0].weight if self.weight is None else self.weight
 
-def _embedding(rows: int, width: int, **factory: Any) -> nn.Embedding:
-    """An embedding whose weight nobody draws: `nn.Embedding` does, which on the meta device loads torch's compiler."""
-    return nn.Embedding(rows, width, _weight=torch.empty(rows, width, **factory))
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
+        """``X W_U + b_U`` of a final stream that is normalised already: the logits before any soft cap."""
+        return F.linear(x, self.matrix, self.bias)
 
 
 def unfilled_embedding(rows: int, width: int, **factory: Any) -> nn.Embedding:
@@ -165,10 +176,6 @@ class StackedWeights(nn.Module):
     # --- outside the blocks ---
 
     @property
-    def _unembedding_weight(self) -> Tensor:
-        return self.embed.weight if self.unembed.weight is None else self.unembed.weight
-
-    @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
         """The token embedding (the parameter itself), before any `embed_scale`."""
         return self.embed.weight
@@ -183,7 +190,7 @@ class StackedWeights(nn.Module):
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
         """The unembedding, a view of its parameter (of the embedding's, where they are tied)."""
-        return self._unembedding_weight.T
+        return self.unembed.matrix.T
 
     @property
     def b_U(self) -> Float[Tensor, " d_vocab"]:

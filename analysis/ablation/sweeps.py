@@ -11,11 +11,11 @@ from torch import Tensor
 
 from analysis.ablation.plan import Options, Plan, cells_of, plan
 from analysis.ablation.result import Ablation, PairAblation, Sufficiency, symmetric
-from analysis.ablation.targets import Target, members, targets_of
+from analysis.ablation.targets import Given, Target, members, targets_of
 from analysis.metrics import Metric
 from analysis.results import label_text
 from analysis.uncertainty import bootstrap_interval, weighted_mean
-from circuits.components import Head, check_component
+from circuits.components import Component, Head, check_component
 from circuits.model import HookedGPT
 from circuits.names import block_names
 from circuits.rerun import CutKeys, Intervention
@@ -27,7 +27,7 @@ AnyMetric = str | Metric | Callable[[Tensor], Tensor]
 def ablate(
     model: HookedGPT,
     tokens: Int[Tensor, "batch pos"],
-    components: str | Sequence[Target] = ...,
+    components: str | Component | Sequence[Given] = ...,
     method: str = ...,
     metric: AnyMetric = ...,
     *,
@@ -40,7 +40,7 @@ def ablate(
 def ablate(
     model: HookedGPT,
     tokens: Int[Tensor, "batch pos"],
-    components: str | Sequence[Target] = ...,
+    components: str | Component | Sequence[Given] = ...,
     method: str = ...,
     metric: AnyMetric = ...,
     *,
@@ -52,7 +52,7 @@ def ablate(
 def ablate(
     model: HookedGPT,
     tokens: Int[Tensor, "batch pos"],
-    components: str | Sequence[Target] = "heads",
+    components: str | Component | Sequence[Given] = "heads",
     method: str = "zero",
     metric: AnyMetric = "loss",
     *,
@@ -69,8 +69,8 @@ def ablate(
     Args:
         model: A model.
         tokens: Prompts.
-        components: ``"heads"``, ``"mlps"``, ``"attns"``, ``"blocks"``, ``"neurons"``, or a list of components and of
-            tuples of components to ablate together.
+        components: ``"heads"``, ``"mlps"``, ``"attns"``, ``"blocks"``, ``"neurons"``, or a list of components and
+            of tuples of components to ablate together; a component may be given as its text, ``"L2H3"``.
         method: Put nothing there, the mean over `reference`, or what was written on another prompt (of the batch, or of
             `reference`), never the prompt itself.
         metric: ``"loss"`` (nats), ``"kl"`` (from the clean run), ``logit_diff(correct, wrong)`` or a function of the
@@ -92,7 +92,7 @@ def ablate(
 def ablate_in_order(
     model: HookedGPT,
     tokens: Int[Tensor, "batch pos"],
-    order: Sequence[Target],
+    order: Sequence[Given],
     method: str = "zero",
     metric: AnyMetric = "loss",
     **options: Unpack[Options],
@@ -109,8 +109,8 @@ def ablate_in_order(
 def ablate_all_but(
     model: HookedGPT,
     tokens: Int[Tensor, "batch pos"],
-    kept: Sequence[Target],
-    among: str | Sequence[Target] = "heads",
+    kept: Sequence[Given],
+    among: str | Component | Sequence[Given] = "heads",
     method: str = "mean",
     metric: AnyMetric = "loss",
     **options: Unpack[Options],
@@ -148,7 +148,7 @@ def knock_out_attention(
     tokens: Int[Tensor, "batch pos"],
     keys: int | Sequence[int],
     queries: int | Sequence[int] | None = None,
-    heads: str | Sequence[Target] = "heads",
+    heads: str | Component | Sequence[Given] = "heads",
     metric: AnyMetric = "loss",
     **options: Unpack[Options],
 ) -> Ablation:

@@ -5,17 +5,31 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from circuits.components import MLP, Attn, Block, Component, Head, Neuron, check_component
+from circuits.components import (
+    MLP,
+    Attn,
+    Block,
+    Component,
+    Head,
+    Neuron,
+    as_component,
+    check_component,
+    parse_component,
+)
 from circuits.config import GPTConfig
 
 # One component, or several that are taken out together.
 Target = Component | tuple[Component, ...]
+# How a caller may write one: a component or its text, or several of them.
+Given = Component | str | Sequence[Component | str]
 
 _WORDS = ("heads", "mlps", "attns", "blocks", "neurons")
 
 
-def targets_of(components: str | Sequence[Target], config: GPTConfig) -> tuple[Target, ...]:
+def targets_of(components: str | Component | Sequence[Given], config: GPTConfig) -> tuple[Target, ...]:
     """The targets that a word (``"heads"``, ``"mlps"``, ``"attns"``, ``"blocks"``, ``"neurons"``) or a list stands for.
+
+    Components may be given as their text, ``"L0H1"``.
 
     Raises:
         ValueError: An unknown word (with the nearest), an empty list, or a part that the model lacks.
@@ -24,13 +38,20 @@ def targets_of(components: str | Sequence[Target], config: GPTConfig) -> tuple[T
     """
     if isinstance(components, str):
         return _of_word(components, config)
-    targets = tuple(tuple(target) if isinstance(target, list | tuple) else target for target in components)
+    given: Sequence[Given] = [components] if isinstance(components, Component) else components
+    targets = tuple(_target(target) for target in given)
     if not targets or () in targets:
-        raise ValueError(f"expected at least one component to ablate, got {list(components)}")
+        raise ValueError(f"expected at least one component to ablate, got {list(given)}")
     for target in targets:
         for component in members(target):
             check_component(component, config)
     return targets
+
+
+def _target(given: Given) -> Target:
+    if isinstance(given, list | tuple):
+        return tuple(as_component(component) for component in given)
+    return as_component(given)  # type: ignore[arg-type]  # what else it is, is said there
 
 
 def members(target: Target) -> tuple[Component, ...]:
@@ -39,6 +60,10 @@ def members(target: Target) -> tuple[Component, ...]:
 
 
 def _of_word(word: str, config: GPTConfig) -> tuple[Target, ...]:
+    if word not in _WORDS and any(character.isdigit() for character in word):
+        component = parse_component(word)
+        check_component(component, config)
+        return (component,)
     if word not in _WORDS:
         near = difflib.get_close_matches(word, _WORDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; the words are {', '.join(_WORDS)}"

@@ -62,8 +62,7 @@ def token_of(model: HookedGPT, text: str | None, option: str) -> int | None:
             return int(text)
         except ValueError:
             raise ValueError(f"this model has no tokenizer: give {option} a token id, not {text!r}") from None
-    ids = model.tokenizer.encode(text, prepend_bos=False)
-    if len(ids) != 1:
-        shown = ", ".join(map(repr, model.tokenizer.str_tokens(ids)))
-        raise ValueError(f"{option} must be one token; {text!r} is {len(ids)}: {shown}")
-    return ids[0]
+    try:
+        return model.to_single_token(text)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from None

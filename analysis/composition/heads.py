@@ -52,7 +52,9 @@ class CompositionScores(Result):
 
 
 @torch.no_grad()
-def composition_scores(model: HookedGPT, kind: str, raw: bool = False, offset: int = 0) -> CompositionScores:
+def composition_scores(
+    model: HookedGPT, kind: str | None = None, raw: bool = False, offset: int = 0
+) -> CompositionScores:
     """Composition of head 1 into head 2, all pairs at once (Elhage et al. 2021).
 
     Q: ``‖W_OV¹ W_QK²‖_F``, K: ``‖W_OV¹ W_QK²ᵀ‖_F``, V: ``‖W_OV¹ W_OV²‖_F``, each over the product of the two Frobenius
@@ -66,13 +68,16 @@ def composition_scores(model: HookedGPT, kind: str, raw: bool = False, offset: i
 
     Args:
         model: A model.
-        kind: ``"Q"``, ``"K"`` or ``"V"``.
+        kind: ``"Q"``, ``"K"`` or ``"V"``; there is no default, for each is another question.
         raw: Measure the bare weights.
         offset: Rotary models: query minus key position at which `W_QK` is taken.
 
     Raises:
-        ValueError: An unknown kind, an offset without rotary positions, or weights that are not finite (where first).
+        ValueError: No kind or an unknown one, an offset without rotary positions, or weights that are not finite
+            (where first).
     """
+    if kind is None:
+        raise ValueError(f"say which composition: kind is one of {', '.join(map(repr, KINDS))}")
     if kind not in KINDS:
         raise ValueError(f"composition kind {kind!r} is not one of {', '.join(map(repr, KINDS))}")
     config = model.config

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from analysis.patching.pairs import Pair
 from circuits.cache import ActivationCache
-from circuits.components import MLP, Attn, Component, Embed, Head, Neuron, PosEmbed, check_component
+from circuits.components import MLP, Attn, Component, Embed, Head, Neuron, PosEmbed, as_component, check_component
 from circuits.config import GPTConfig
 from circuits.model import HookedGPT
 from circuits.names import EMBED, POS_EMBED, block_names
@@ -47,7 +47,7 @@ class Receiver:
         return f"L{self.layer}{'KV' if shared else 'H'}{self.head}.{self.input}"
 
 
-def senders_of(senders: str | Sequence[Component], config: GPTConfig) -> tuple[Component, ...]:
+def senders_of(senders: str | Sequence[Component | str], config: GPTConfig) -> tuple[Component, ...]:
     """The senders that ``"heads"``, ``"mlps"`` or a list stands for.
 
     Raises:
@@ -63,11 +63,12 @@ def senders_of(senders: str | Sequence[Component], config: GPTConfig) -> tuple[C
         raise ValueError(
             f"senders must be 'heads', 'mlps' (where there are any) or a list of components, not {senders!r}"
         )
-    for sender in senders:
+    components = tuple(as_component(sender) for sender in senders)
+    for sender in components:
         check_component(sender, config)
         if not isinstance(sender, Embed | PosEmbed | Head | MLP | Neuron | Attn):
             raise ValueError(f"{sender} is no sender: it writes the same on every prompt, or more than one write")
-    return tuple(senders)
+    return components
 
 
 def receivers_of(
@@ -99,6 +100,8 @@ def _receivers(given: Component | str, inputs: Sequence[str], config: GPTConfig)
     if given == "logits":
         yield Receiver()
         return
+    if isinstance(given, str) and any(character.isdigit() for character in given):
+        given = as_component(given)
     if not isinstance(given, Head | MLP):
         raise ValueError(f"receivers are 'heads', 'mlps', 'logits', heads and MLPs; {given!r} is none")
     check_component(given, config)

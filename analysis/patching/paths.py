@@ -84,7 +84,7 @@ def path_patch(
     model: HookedGPT,
     clean: Int[Tensor, "batch pos"],
     corrupt: Int[Tensor, "batch2 pos2"],
-    senders: str | Sequence[Component] = "heads",
+    senders: str | Sequence[Component | str] = "heads",
     receivers: str | Sequence[Component | str] = "heads",
     *,
     metric: str | Metric | Callable[[Tensor], Tensor],

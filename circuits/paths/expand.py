@@ -49,7 +49,7 @@ def expand_paths(
     Args:
         model: A pre-norm model, or one without norms.
         cache: Of the run in question, with the activations that `needed_names` lists.
-        correct: The token: one for all prompts, or one for each.
+        correct: The token, its id or its text: one for all prompts, or one for each.
         wrong: The token to compare with, likewise.
         position: One position, or one for each prompt: −1 is the last real token.
         top: How many paths to list, the largest first, by the mean size of their value over the prompts; None for all.

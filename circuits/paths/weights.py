@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from circuits.components import AttnBias, Component, Embed, Head, PosEmbed, UnembedBias, ValueBias, check_component
+from circuits.components import AttnBias, Component, Embed, Head, PosEmbed, UnembedBias, ValueBias, as_head
 from circuits.factored import FactoredMatrix
 from circuits.layers import rotary_frequencies, rotary_tables, rotate
 from circuits.model import HookedGPT
@@ -144,7 +144,7 @@ def expand_weights(model: HookedGPT, max_heads: int | None = None) -> tuple[Weig
     return tuple(paths)
 
 
-def expand_scores(model: HookedGPT, head: Head, max_heads: int | None = None) -> tuple[ScorePath, ...]:
+def expand_scores(model: HookedGPT, head: Head | str, max_heads: int | None = None) -> tuple[ScorePath, ...]:
     """Every term of a head's scores, by what its query and its key are made of (Q- and K-composition).
 
     ``scores[t, s] = Σ (attention to the query) (attention to the key) · matrix``.
@@ -154,7 +154,7 @@ def expand_scores(model: HookedGPT, head: Head, max_heads: int | None = None) ->
         IndexError: A head that the model does not have.
     """
     check_weight_only(model)
-    check_component(head, model.config)
+    head = as_head(head, model.config)
     if model.config.qk_norm:
         raise ValueError("with q/k norms a head's scores are no sum of terms: the norms divide by what the run was")
     sides = list(_stream_paths(model, head.layer, max_heads))
@@ -164,15 +164,14 @@ def expand_scores(model: HookedGPT, head: Head, max_heads: int | None = None) ->
     return tuple(ScorePath(head, query, key, model) for query in sides for key in sides)
 
 
-def virtual_head(model: HookedGPT, first: Head, second: Head) -> VirtualHead:
+def virtual_head(model: HookedGPT, first: Head | str, second: Head | str) -> VirtualHead:
     """The circuits of two heads in a row, as factored matrices of the raw weights.
 
     Raises:
         ValueError: `second` is not in a later layer than `first`.
         IndexError: A head that the model does not have.
     """
-    for head in (first, second):
-        check_component(head, model.config)
+    first, second = as_head(first, model.config), as_head(second, model.config)
     if first.layer >= second.layer:
         raise ValueError(f"{first} writes to the stream no earlier than {second} reads it: no virtual head")
     one, OV = model.OV[first.layer, first.head], model.OV[second.layer, second.head]

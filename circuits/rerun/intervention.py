@@ -21,8 +21,8 @@ from circuits.components import (
     MLPBias,
     Neuron,
     PosEmbed,
+    as_component,
     check_component,
-    parse_component,
 )
 from circuits.model import HookedGPT
 from circuits.rerun.edits import Cells, Edit
@@ -124,7 +124,7 @@ class Placer:
             raise TypeError(f"the site of an intervention is a hook name or a component, not {site!r}")
         if "hook_" in site:
             raise KeyError(vocabulary.unknown_name(site, self.model.hook_names))
-        return parse_component(site)
+        return as_component(site)
 
     def _component(self, component: Component, given: Intervention) -> Placed:
         check_component(component, self.model.config)

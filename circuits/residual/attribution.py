@@ -11,7 +11,7 @@ from torch import Tensor
 
 from circuits import names
 from circuits.cache import ActivationCache
-from circuits.components import Component
+from circuits.components import Component, component_row
 from circuits.model import HookedGPT
 from circuits.residual.positions import Position, Positions, resolve_positions
 from circuits.residual.readout import Readout, Tokens, direction_readout, logit_readout
@@ -47,16 +47,13 @@ class LogitAttribution:
     position: Int[Tensor, " batch"] | None
     sources: Float[Tensor, "component batch *pos source"] | None = None
 
-    def __getitem__(self, component: Component) -> Float[Tensor, " batch *pos"]:
-        """The row of one component.
+    def __getitem__(self, component: Component | str) -> Float[Tensor, " batch *pos"]:
+        """The row of one component, given as ``Head(0, 1)`` or ``"L0H1"``.
 
         Raises:
             KeyError: A component that is no row.
         """
-        if component not in self.components:
-            shown = ", ".join(map(str, self.components[:12]))
-            raise KeyError(f"{component} is no row of this attribution; they are {shown}, …")
-        return self.values[self.components.index(component)]
+        return self.values[component_row(component, self.components, "attribution")]
 
     def to_frame(self) -> pd.DataFrame:
         """One row per component and prompt (and position, and source position), in logits."""
@@ -101,9 +98,9 @@ def direct_logit_attribution(
     Args:
         model: A pre-norm model, or one without norms.
         cache: Of the run in question, with the activations that `needed_names` lists.
-        correct: The token: one for all prompts, one for each, or (all positions) one for each position. A tensor of
-            floats is a direction instead, ``[d_model]`` or one for each prompt: the rows then sum to the inner product
-            of the stream with it.
+        correct: The token, its id or its text: one for all prompts, one for each, or (all positions) one for each
+            position. A tensor of floats is a direction instead, ``[d_model]`` or one for each prompt: the rows then sum
+            to the inner product of the stream with it.
         wrong: The token to compare with, likewise.
         position: One position, or one for each prompt: −1 is the last real token. None attributes at every position.
         unit: ``"layer"`` (attention and MLP of each layer), ``"head"``, or ``"neuron"`` (heads and neurons).

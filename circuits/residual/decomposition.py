@@ -11,7 +11,7 @@ from torch import Tensor
 
 from circuits import names
 from circuits.cache import ActivationCache
-from circuits.components import Component
+from circuits.components import Component, component_row, few_components
 from circuits.model import HookedGPT
 from circuits.names import block_names
 from circuits.residual.positions import Position, resolve_positions
@@ -47,15 +47,13 @@ class Decomposition:
     stream: Float[Tensor, "batch *pos d_model"]
     error: float
 
-    def __getitem__(self, component: Component) -> Float[Tensor, "batch *pos d_model"]:
-        """The write of one component.
+    def __getitem__(self, component: Component | str) -> Float[Tensor, "batch *pos d_model"]:
+        """The write of one component, given as ``Head(0, 1)`` or ``"L0H1"``.
 
         Raises:
             KeyError: A component that is no row.
         """
-        if component not in self.components:
-            raise KeyError(f"{component} is no row of this decomposition; they are {_few(self.components)}")
-        return self.writes[self.components.index(component)]
+        return self.writes[component_row(component, self.components, "decomposition")]
 
     def to_frame(self) -> pd.DataFrame:
         """The norm of every write, and its share of the stream: ``write · stream / ‖stream‖²`` (shares sum to 1)."""
@@ -68,7 +66,7 @@ class Decomposition:
         shape = list(self.writes.shape)
         return (
             f"Decomposition: {len(self.components)} writes {shape} that sum to the stream, error {self.error:.1e}\n"
-            f"  {_few(self.components)}"
+            f"  {few_components(self.components)}"
         )
 
 
@@ -120,8 +118,3 @@ def decompose(
     require_finite("the decomposition", total, model, cache, used)
     error = float((total - stream).abs().max())
     return Decomposition(components, at.squeeze(writes, 2), at.squeeze(stream, 1), error)
-
-
-def _few(components: tuple[Component, ...], most: int = 12) -> str:
-    shown = ", ".join(map(str, components[:most]))
-    return shown if len(components) <= most else f"{shown}, … ({len(components)} in all)"

@@ -22,7 +22,8 @@ from circuits.names import block_names
 from circuits.residual.positions import Positions
 from circuits.residual.requirements import stream_names
 
-Tokens = int | Sequence[int] | Tensor
+# Ids, or the texts of tokens where the model has a tokenizer.
+Tokens = int | str | Sequence[int] | Sequence[str] | Tensor
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,15 @@ def logit_readout(
 
     Raises:
         IndexError: A token outside the vocabulary.
-        ValueError: Another number of tokens than prompts.
+        ValueError: Another number of tokens than prompts; a correct token and a wrong one that are equal.
     """
     batch = cache[names.EMBED].shape[0]
     right = token_ids("correct", correct, model, batch, at)
     w, bias = _unembedding(model, right, at)
     if wrong is not None:
-        w_wrong, bias_wrong = _unembedding(model, token_ids("wrong", wrong, model, batch, at), at)
+        other = token_ids("wrong", wrong, model, batch, at)
+        _check_different(right, other, at)
+        w_wrong, bias_wrong = _unembedding(model, other, at)
         w, bias = w - w_wrong, bias - bias_wrong
     cap = "" if model.config.logit_softcap is None else f" before the soft cap of {model.config.logit_softcap:g}"
     quantity = ("logit" if wrong is None else "logit difference") + cap
@@ -134,15 +137,23 @@ def _unembedding(model: HookedGPT, ids: Tensor, at: Positions) -> tuple[Tensor, 
     return at.whole(model.W_U.T[ids]), at.whole(model.b_U[ids])
 
 
+def _check_different(correct: Tensor, wrong: Tensor, at: Positions) -> None:
+    """Refuse to compare a token with itself; of all positions (answers read off the text), some may coincide."""
+    same = torch.as_tensor(correct == wrong)
+    if bool(same.any() if at.one else same.all()):
+        token = int(correct.expand_as(same)[same][0])
+        raise ValueError(f"correct and wrong are equal (token {token}): a logit has no difference to itself")
+
+
 def token_ids(name: str, tokens: Tokens, model: HookedGPT, batch: int, at: Positions) -> Tensor:
     """Token ids ``[#batch #chosen]``: one for all prompts, one for each, or one for each position.
 
     Raises:
-        TypeError: Not whole numbers.
-        ValueError: Another shape than the batch's.
+        TypeError: Not whole numbers, nor texts.
+        ValueError: Another shape than the batch's; a text that is not one token, or a model without a tokenizer.
         IndexError: An id outside the vocabulary.
     """
-    ids = torch.as_tensor(tokens, device=model.device)
+    ids = torch.as_tensor(model.to_token_ids(tokens), device=model.device)
     if ids.is_floating_point() or ids.dtype == torch.bool:
         raise TypeError(f"{name} must be token ids (whole numbers), not {ids.dtype}")
     shapes = [(), (batch,)] + ([] if at.one else [(batch, at.n_pos)])

@@ -5,6 +5,7 @@ import math
 import compiled
 import pytest
 import torch
+from unchecked import unchecked
 
 from analysis.ablation import ablate
 from analysis.ablation.replacements import other_rows, sum_over_real
@@ -266,6 +267,9 @@ def test_bad_requests_are_named():
         ({"components": "head"}, ValueError, "did you mean 'heads'"),
         ({"components": [Head(2, 0)]}, IndexError, "layer 2 is not in a model of 2 layers"),
         ({"components": [(Head(0, 0), Head(0, 3))]}, IndexError, "head 3 is not in a model of 3 heads"),
+        ({"components": ["L0H9"]}, IndexError, "head 9 is not in a model of 3 heads"),
+        ({"components": "L0H9"}, IndexError, "head 9 is not in a model of 3 heads"),
+        ({"components": "L0K9"}, ValueError, "'L0K9' is not a component"),
         ({"components": []}, ValueError, "at least one component"),
         ({"method": "zeros"}, ValueError, "did you mean 'zero'"),
         ({"method": "mean"}, ValueError, "needs reference prompts"),
@@ -286,6 +290,16 @@ def test_bad_requests_are_named():
         ablate(model, tokens, [AttnBias(0)], "mean", reference=tokens, progress=False)
     with pytest.raises(TypeError, match="no option 'postions'"):
         ablate(model, tokens, postions=3)
+
+
+def test_components_may_be_given_as_their_text():
+    model, tokens = model_of(), prompts()
+    by_text = ablate(model, tokens, ["L0H1", ("L0H0", "L1H2")], progress=False)
+    assert by_text.components == (Head(0, 1), (Head(0, 0), Head(1, 2)))
+    assert torch.equal(by_text.effect[0], ablate(model, tokens, "L0H1", progress=False).effect[0])
+    assert torch.equal(by_text.effect[0], ablate(model, tokens, Head(0, 1), progress=False).effect[0])
+    with unchecked(), pytest.raises(TypeError, match="or its text 'L0H1', not 3"):
+        ablate(model, tokens, [3])
 
 
 def test_a_metric_that_turns_nan_names_the_component():

@@ -180,4 +180,4 @@ def test_bad_questions_are_one_line(saved, command, words, message, capsys):
 
 def test_a_token_option_must_be_one_token(hostile, capsys):
     assert cli.main(["paths", "--prompt", "0 1", "--correct", "0 1"]) == 2
-    assert "--correct must be one token; '0 1' is 2" in capsys.readouterr().err
+    assert "--correct: '0 1' is 2 tokens, not one" in capsys.readouterr().err

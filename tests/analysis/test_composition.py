@@ -212,3 +212,8 @@ def test_nan_in_a_weight_is_named(measure):
 
 def test_a_single_layer_has_no_pairs():
     assert composition_scores(architectures.make("one_layer"), "Q").score.isnan().all()
+
+
+def test_the_kind_of_composition_must_be_said() -> None:
+    with pytest.raises(ValueError, match="say which composition: kind is one of 'Q', 'K', 'V'"):
+        composition_scores(architectures.make("course"))

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from unchecked import unchecked
 
 from analysis.metrics import (
     Prompts,
@@ -145,7 +146,7 @@ def test_bad_metrics_and_answers_are_named():
         as_metric("los")
     with pytest.raises(TypeError, match="expected a metric"):
         as_metric(3)
-    with pytest.raises(ValueError, match="the same token in row 1"):
+    with pytest.raises(ValueError, match="correct and wrong are equal in row 1"):
         logit_diff(torch.tensor([1, 2]), torch.tensor([3, 2]))
     with pytest.raises(IndexError, match="wrong 9 is not in a vocabulary of 9"):
         measured(logit_diff(1, 9), z, prompts, "the clean run")
@@ -157,3 +158,11 @@ def test_bad_metrics_and_answers_are_named():
         measured(as_metric(lambda z: z.sum((1, 2)) * math.nan), z, prompts, "ablating L0H1")
     with pytest.raises(TypeError, match="returned 3 for the clean run"):
         measured(as_metric(lambda z: 3), z, prompts, "the clean run")
+
+
+def test_a_metric_takes_no_text():
+    with (
+        unchecked(),
+        pytest.raises(TypeError, match=r"wrong must be token ids, not '\\n'; a text's id is model.to_single_token"),
+    ):
+        logit_diff(3, "\n")

@@ -171,7 +171,7 @@ def test_bad_edges_are_named():
         ({"senders": [AttnBias(0)]}, ValueError, r"L0\.attn_bias is no sender"),
         ({"senders": [Head(0, 7)]}, IndexError, "head 7"),
         ({"receivers": [Attn(0)]}, ValueError, "is none"),
-        ({"receivers": ["L1H0.k"]}, ValueError, "'L1H0.k' is none"),
+        ({"receivers": ["L1H0.k"]}, ValueError, "'L1H0.k' is not a component"),
         ({"inputs": ["x"]}, ValueError, r"among q, k, v, not \['x'\]"),
     ]
     for options, error, message in cases:

@@ -12,8 +12,9 @@ import torch
 from unchecked import unchecked
 
 from circuits import ActivationCache
+from circuits.names import full_name, hook_names
 from circuits.tensorfile import CheckpointError, write_tensors
-from tests.architectures import make
+from tests.architectures import ARCHITECTURES, make
 from tests.batches import pad, random_prompts, random_tokens
 
 
@@ -205,3 +206,9 @@ def test_files_that_are_no_cache_are_refused_and_no_half_file_is_left(tmp_path: 
     write_tensors(path, {}, {"format": 1, "kind": "model"})
     with pytest.raises(CheckpointError, match="holds a model, not a saved ActivationCache"):
         ActivationCache.load(path)
+
+
+def test_stems_are_also_known_by_the_names_of_transformer_lens() -> None:
+    for theirs, ours in [("mlp_post", "post"), ("mlp_pre", "pre"), ("query", "q"), ("attn_logits", "attn_scores")]:
+        names = hook_names(ARCHITECTURES["course"])
+        assert full_name((theirs, 1), names, 2) == full_name((ours, 1), names, 2)

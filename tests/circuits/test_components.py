@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, strategies as st
+from unchecked import unchecked
 
 from circuits.components import (
     MLP,
@@ -19,6 +20,8 @@ from circuits.components import (
     PosEmbed,
     UnembedBias,
     ValueBias,
+    as_component,
+    as_head,
     check_component,
     parse_component,
 )
@@ -85,3 +88,17 @@ def test_what_a_model_lacks_is_refused(
 def test_components_are_values() -> None:
     assert len({Head(0, 1), Head(0, 1), Head(1, 0)}) == 2
     assert sorted([Head(1, 0), Head(0, 2)]) == [Head(0, 2), Head(1, 0)]
+
+
+def test_a_component_may_be_given_as_its_text() -> None:
+    assert as_component("L2H3") == as_component(Head(2, 3)) == Head(2, 3)
+    with unchecked(), pytest.raises(TypeError, match=r"such as Head\(0, 1\) or its text 'L0H1', not 3"):
+        as_component(3)  # type: ignore[arg-type]
+
+
+def test_a_head_is_told_from_other_components() -> None:
+    assert as_head("L0H1", config("course")) == Head(0, 1)
+    with pytest.raises(ValueError, match="expected a head"):
+        as_head("L0.mlp", config("course"))
+    with pytest.raises(IndexError, match="head 99"):
+        as_head("L0H99", config("course"))

@@ -248,3 +248,11 @@ def test_scores_are_a_bilinear_form_of_what_attention_reads(name: str) -> None:
             scores = cache[at + "attn.hook_attn_scores"][:, head]
             seen = scores > -torch.inf
             assert_exact(scores[seen], expected[seen])
+
+
+@pytest.mark.parametrize("name", ["course", "tied", "all_biases"])
+def test_unembed_of_the_normalised_stream_is_the_logits(name) -> None:
+    model = make(name).requires_grad_(False)
+    logits, cache = model.run_with_cache(random_tokens(model.config))
+    normalised = model.ln_final.affine(cache["ln_final.hook_normalized"])
+    torch.testing.assert_close(model.unembed(normalised), logits, rtol=1e-10, atol=1e-10)
