@@ -121,7 +121,7 @@ def _scan(left: Tensor, right: Tensor, row_lengths: Tensor, column_lengths: Tens
         if search.least > 0:
             # A little below the bound, which is rounded as the entries are.
             bound = search.least * (1 - 1e-5) / longest if longest else float("inf")
-            reachable -= int(torch.searchsorted(ascending, torch.tensor(bound, dtype=ascending.dtype)))
+            reachable -= int(torch.searchsorted(ascending, ascending.new_tensor(bound)))
         if not reachable:
             return
         for first_column in range(0, reachable, width):

@@ -54,7 +54,14 @@ def test_ranks_of_a_layers_heads_together(saved, capsys):
     out = printed(capsys, "ranks", "--joint", "--model", saved)
     assert out.count("OV write") == 2
     assert "none can exceed 7" in out
-    assert "do not go together" in refused(capsys, "ranks", "--joint", "--full", "--model", saved)
+    assert "not allowed with argument" in refused(capsys, "ranks", "--joint", "--full", "--model", saved)
+
+
+def test_ranks_of_the_scores_on_a_prompt(saved, capsys):
+    found = data(capsys, "ranks", "--scores", "--tokens", "3 1 4", "--model", saved)
+    assert found["bound"] == 3
+    assert torch.tensor(found["numerical_rank"]).shape == (1, 2, 3)
+    assert "--scores measures" in refused(capsys, "ranks", "--tokens", "3 1 4", "--model", saved)
 
 
 def test_composition_lists_the_strongest_pairs_first(saved, capsys):
