@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from analysis.ablation import ablate as ablate
     from analysis.accounting import flops as flops, parameter_table as parameter_table
     from analysis.attribution import logit_attribution as logit_attribution, logit_paths as logit_paths
+    from analysis.claims import verify as verify
     from analysis.composition import composition_scores as composition_scores
     from analysis.patching import activation_patch as activation_patch, path_patch as path_patch
     from analysis.patterns import attention_patterns as attention_patterns, head_scores as head_scores
@@ -33,6 +34,7 @@ else:
         "logit_paths": "analysis.attribution",
         "parameter_table": "analysis.accounting",
         "path_patch": "analysis.patching",
+        "verify": "analysis.claims",
     }
     __all__ = list(_PUBLIC)
     __getattr__, __dir__ = attach(__name__, _PUBLIC)

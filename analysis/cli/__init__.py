@@ -33,6 +33,7 @@ COMMANDS: tuple[str, ...] = (
     "paths",
     "ablate",
     "patch",
+    "verify",
     "models",
     "train",
 )

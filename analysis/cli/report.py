@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
-import sys
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from analysis.cli import options
 from analysis.cli.output import print_json, print_table
 from analysis.cli.params import print_parameters
+from analysis.cli.progress import progress
 
 if TYPE_CHECKING:
     from analysis.report import Measurements
@@ -40,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
     model = options.load_model(args)
     tokens = options.prompt_of(args, model)
     # The place is looked at before anything is measured, and holds a whole page or what was there before.
-    with written_whole(args.output) as unfinished, progress() as step:
+    with written_whole(args.output) as unfinished, progress("measuring") as step:
         finished = report(model, tokens, options.model_name(args), step)
         unfinished.write_text(finished.html, encoding="utf-8")
     measured = finished.measurements
@@ -49,18 +47,6 @@ def run(args: argparse.Namespace) -> None:
         return
     print_tables(measured)
     print(f"Wrote {args.output}")
-
-
-@contextlib.contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """Show the current step where standard error is a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield lambda step: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("…") as status:
-        yield lambda step: status.update(f"measuring {step} …")
 
 
 def print_tables(measured: Measurements) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from analysis.ablation import Ablation, ablate
 from analysis.accounting import ParameterTable, parameter_table
 from analysis.attribution import Attribution, logit_attribution, logit_paths
+from analysis.claims import Verification, verify
 from analysis.composition import CompositionScores, composition_scores
 from analysis.patterns import AttentionPatterns, attention_patterns
 from analysis.prompts import token_labels
@@ -45,6 +46,7 @@ class Measurements:
         attribution: What each component adds to the lead of the likeliest next token at the end of the prompt; None for
             a model whose stream is no sum of writes (post-norm).
         paths: The same lead as a sum over paths; None likewise.
+        verification: The lecture's claims, checked on the model (on tokens that suit it, not on the prompt).
     """
 
     model: HookedGPT
@@ -58,6 +60,7 @@ class Measurements:
     ablations: Sequence[Ablation]
     attribution: Attribution | None
     paths: PathExpansion | None
+    verification: Verification
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -118,6 +121,7 @@ class Measurements:
             "composition": self._composed(),
             "attribution": self._attributed(),
             "zero_ablation": {str(component): effect for component, effect in self.effects.items()},
+            "claims": list(self.verification.rows()),
         }
 
     def _composed(self) -> dict[str, list[dict[str, Any]]]:
@@ -183,6 +187,7 @@ def measure(
         ablations=ablations,
         attribution=attribution,
         paths=paths,
+        verification=verify(model, progress=lambda claim: progress(f"claim {claim}")),
     )
 
 

@@ -369,3 +369,57 @@ def test_models_lists_every_bundled_model(capsys):
 )
 def test_a_model_is_called_after_its_file_or_folder(model, name):
     assert options.model_name(argparse.Namespace(model=model)) == name
+
+
+def test_verify_prints_every_claim_and_succeeds_where_all_hold(saved, capsys):
+    assert cli.main(["verify", "--model", saved]) == 0
+    out = capsys.readouterr().out
+    assert "Claims of the lecture on small" in out
+    assert "4.2.sphere" in out
+    assert "do not hold" not in out
+
+
+def test_verify_exits_with_1_where_a_claim_does_not_hold(tmp_path, capsys):
+    from circuits import GPTConfig, HookedGPT, save
+
+    model = HookedGPT(GPTConfig(n_layers=2, d_model=36, n_heads=4, n_ctx=23, d_vocab=19))
+    model.blocks[0].mlp.down.weight.data *= 5
+    save(model, tmp_path / "wrong.safetensors")
+    words = ["verify", "--model", str(tmp_path / "wrong.safetensors")]
+    assert cli.main(words) == 1
+    assert "5.2b.scale does not hold: Each branch's output projection" in capsys.readouterr().out
+    assert cli.main([*words, "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["holds"] is False
+    assert [row["claim"] for row in data["claims"] if row["status"] == "does not hold"] == ["5.2b.scale"]
+    assert cli.main([*words, "--claim", "ex1", "--claim", "ex2"]) == 0
+
+
+def test_verify_explains_a_claim_and_names_the_nearest(capsys):
+    assert cli.main(["verify", "--explain", "4.2.sphere"]) == 0
+    out = capsys.readouterr().out
+    assert "Proposition 4.2" in out
+    assert "√d v / ‖v‖" in out
+    assert cli.main(["verify", "--explain", "4.2.sfere"]) == 2
+    assert "the nearest are 4.2.sphere" in capsys.readouterr().err
+    assert cli.main(["verify", "--claim", "9.9"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_params_counts_operations_on_request(saved, capsys):
+    from analysis import flops
+    from circuits import load
+
+    assert cli.main(["params", "--tokens", "100", "--training", "--json", "--model", saved]) == 0
+    data = json.loads(capsys.readouterr().out)["operations"]
+    counted = flops(load(saved), tokens=100, training=True)
+    assert data["total"] == counted.total == sum(row["flops"] for row in data["parts"])
+    assert data["crossover"] == counted.crossover
+    assert cli.main(["params", "--training", "--model", saved]) == 0
+    out = capsys.readouterr().out
+    assert "Operations of a training step on 13 tokens" in out
+    assert "6·N·D, N without the unembedding" in out
+    assert cli.main(["params", "--tokens", "0", "--model", saved]) == 2
+    assert "tokens must be at least 1" in capsys.readouterr().err
+    assert cli.main(["params", "--json", "--model", saved]) == 0
+    assert "operations" not in json.loads(capsys.readouterr().out)

@@ -261,9 +261,18 @@ def test_contents_list_every_section(page):
         "ablation",
         "attribution",
         "paths",
+        "claims",
     ]
     assert {f"#{section}" for section in page.sections} <= set(links)
     assert len(page.sections) == len(SECTIONS)
+
+
+def test_the_lectures_claims_have_a_row_each(made, page):
+    found = made.measurements.verification
+    rows = page.table_with("what the lecture says")
+    assert [row[0] for row in rows[1:]] == list(found.claims)
+    assert [row[1] for row in rows[1:]] == [verdict.finding.status for verdict in found.verdicts]
+    assert found.holds
 
 
 def test_name_of_the_model_is_escaped(made):

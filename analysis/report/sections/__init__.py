@@ -12,6 +12,7 @@ from analysis.report.measurements import Measurements
 from analysis.report.section import Section
 from analysis.report.sections.ablation import ablation
 from analysis.report.sections.attribution import attribution
+from analysis.report.sections.claims import claims
 from analysis.report.sections.composition import composition
 from analysis.report.sections.findings import findings
 from analysis.report.sections.model import model
@@ -34,4 +35,5 @@ SECTIONS: tuple[Callable[[Measurements], Section | None], ...] = (
     ablation,
     attribution,
     paths,
+    claims,
 )
