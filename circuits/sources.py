@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from circuits import storage
 from circuits.model import HookedGPT
 
 HUB_PREFIX = "hf:"
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def load(
@@ -108,4 +110,6 @@ def _nothing_there(text: str) -> Exception:
         return FileNotFoundError(f"there is no file or folder {text!r}")
     close = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
     hint = f"; did you mean {close[0]!r}?" if close else ""
+    if not hint and _HUB_ID.fullmatch(text):
+        hint = f"; a model of the Hugging Face hub is asked for as {HUB_PREFIX + text!r}"
     return ValueError(f"{text!r} is neither a bundled model nor a path that exists{hint} ({bundled})")

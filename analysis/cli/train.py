@@ -69,13 +69,13 @@ _TRAINING = {
     "batch_size": "sequences per update",
     "lr": "highest learning rate",
     "final_lr": "where the cosine ends, as a fraction of lr",
-    "warmup": "updates of linear warm-up",
+    "warmup": "updates of linear warm-up (default: a tenth of the steps, at most 100)",
     "weight_decay": "AdamW's decay of matrices and embeddings",
     "beta1": "AdamW's decay of the first moment",
     "beta2": "AdamW's decay of the second moment",
     "init_scale": "factor on the initial matrices and embeddings, above 1 for models without norms",
     "clip": "largest norm of the gradient",
-    "eval_every": "updates between two rows of the loss history and two saves of the state",
+    "eval_every": "updates between two rows of the losses and two saves of the state (default: steps / 4, up to 250)",
     "seed": "seed of weights and batches",
 }
 _TASK = {
@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     training = parser.add_argument_group("training")
     for name, text in _TRAINING.items():
         default = getattr(TrainingConfig, name)
-        _option(training, name, text, type=type(default), default=default)
+        _option(training, name, text, type=int if default is None else type(default), default=default)
     task = parser.add_argument_group("task")
     for name, text in _TASK.items():
         _option(task, name, text, type=int, default=_TASK_DEFAULTS[name])
@@ -208,7 +208,8 @@ def _show(row: dict[str, float]) -> None:
     """One line per evaluation on standard error, above the bar where there is one."""
     from tqdm import tqdm
 
-    line = f"step {row['step']:.0f}: training loss {row['train_loss']:.4f}, validation loss {row['val_loss']:.4f} nats"
+    training = f"training loss {row['train_loss']:.4f} (mean since step {row['since']:.0f})"
+    line = f"step {row['step']:.0f}: {training}, validation loss {row['val_loss']:.4f} nats"
     tqdm.write(line, file=sys.stderr)
 
 

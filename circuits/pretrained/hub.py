@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from circuits.pretrained.folder import CONFIG, TOKENIZER, TOKENIZER_CONFIG, read_json
 from circuits.pretrained.shards import CONVERT, INDEX, SINGLE
@@ -22,6 +25,7 @@ def fetch(model_id: str) -> Path:
         HubError: Gated, missing, no network and not in the cache, or without safetensors.
     """
     repo, _, revision = model_id.partition("@")
+    _ask_once(repo, CONFIG, revision or None)
     config = _required(repo, CONFIG, revision or None)
     commit = config.parent.name
     index = _download(repo, INDEX, commit)
@@ -51,12 +55,40 @@ def _absent() -> str:
     return "is not in the cache, and HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else "is not there, or cannot be reached"
 
 
+def _ask_once(repo: str, name: str, revision: str | None) -> None:
+    """Ask the hub for a file that is not in the cache, once: `hf_hub_download` asks for half a minute, noisily.
+
+    Raises:
+        HubError: As for `fetch`.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    def ask() -> None:
+        if not isinstance(try_to_load_from_cache(repo, name, revision=revision), str):
+            get_hf_file_metadata(hf_hub_url(repo, name, revision=revision))
+
+    if not HF_HUB_OFFLINE:
+        _answered(repo, name, revision, ask)
+
+
 def _download(repo: str, name: str, revision: str | None) -> Path | None:
     """A file from the cache or the hub; None where neither has it."""
-    from huggingface_hub import errors, hf_hub_download
+    from huggingface_hub import hf_hub_download
 
+    path = _answered(repo, name, revision, lambda: hf_hub_download(repo, name, revision=revision))
+    return None if path is None else Path(path)
+
+
+def _answered(repo: str, name: str, revision: str | None, request: Callable[[], Any]) -> Any:
+    """What a request to the hub's client gives; None where there is no such file. Its own log lines are left out."""
+    from huggingface_hub import errors
+
+    log = logging.getLogger("huggingface_hub.utils._http")
+    level = log.level
+    log.setLevel(logging.ERROR)
     try:
-        return Path(hf_hub_download(repo, name, revision=revision))
+        return request()
     except errors.EntryNotFoundError:
         return None
     except errors.GatedRepoError:
@@ -69,4 +101,6 @@ def _download(repo: str, name: str, revision: str | None) -> Path | None:
         message = "not a hub id; expected hf:ORG/NAME or hf:ORG/NAME@REVISION"
     except Exception as error:  # what the hub answered, a connection that broke off, a full disk
         message = f"{name} could not be fetched: {' '.join(str(error).split())}"
+    finally:
+        log.setLevel(level)
     raise HubError(f"hf:{repo}: {message}")

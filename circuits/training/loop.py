@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,9 @@ def train(
         save_every: Keep the model of every so many updates too, and the untrained one, as ``NAME-000500.safetensors``.
         command: The command line, for the card.
         device: Where to train; by default the CPU.
-        progress: Show a bar on standard error, if that is a terminal.
-        on_record: Called with each new row of the loss history.
+        progress: Say on standard error what begins, and show a bar there if that is a terminal.
+        on_record: Called with each new row of the loss history, and under ``"since"`` the step from which its training
+            loss is the mean.
 
     Returns:
         The trained model, its tokenizer and card attached.
@@ -127,6 +129,9 @@ def _steps(
 
     # disable=None: shown on a terminal only.
     bar = tqdm(total=settings.steps, initial=run.step, disable=None if progress else True, unit="step")
+    if progress:  # so that a log that shows no bar shows at once what is going on
+        begun = f"training from step {run.step} to {settings.steps}, a line every {settings.eval_every}"
+        tqdm.write(begun, file=sys.stderr)
     with bar:
         while run.step < settings.steps:
             inputs, targets = data.batch(settings.batch_size, stream(settings.seed, "batch", run.step))
@@ -136,9 +141,10 @@ def _steps(
             run.recent = (run.recent[0] + loss, run.recent[1] + 1)
             at_evaluation = run.step % settings.eval_every == 0 or run.step == settings.steps
             if at_evaluation:
+                since = run.step - run.recent[1]
                 row = _record(run, data, settings)
                 if on_record is not None:
-                    on_record(row)
+                    on_record(row | {"since": since})
             bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
             bar.update()
             yield at_evaluation

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+# A count that may be left open: its rule fills it in, so whoever reads it finds a number.
+_BY_RULE: Any = None
+if TYPE_CHECKING:
+    _Count = int
+else:
+    _Count = int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,14 +25,16 @@ class TrainingConfig:
         batch_size: Sequences per update.
         lr: Highest learning rate, reached after the warm-up.
         final_lr: Where the cosine ends, as a fraction of `lr`.
-        warmup: Updates over which the learning rate rises linearly; at most `steps`.
+        warmup: Updates over which the learning rate rises linearly; at most `steps`. By default a tenth of them, or 100
+            where that is less.
         weight_decay: Decoupled decay of matrices and embeddings; norms and biases have none.
         beta1: Decay of AdamW's first moment.
         beta2: Decay of AdamW's second moment.
         init_scale: Factor on the initial matrices and embeddings. Above 1 for models without norms, whose first
             gradients, products of all the matrices on a path, are otherwise too small to learn from.
         clip: Largest norm of the whole gradient; longer ones are scaled down to it.
-        eval_every: Updates between two entries of the loss history (and two saves of the training state).
+        eval_every: Updates between two entries of the loss history (and two saves of the training state). By default a
+            quarter of `steps`, or 250 where that is less.
         seed: Seed of the initial weights and, with the number of the update, of every batch.
 
     Raises:
@@ -36,17 +46,19 @@ class TrainingConfig:
     batch_size: int = 32
     lr: float = 2e-3
     final_lr: float = 0.1
-    warmup: int = 100
+    warmup: _Count = _BY_RULE
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.99
     init_scale: float = 1.0
     clip: float = 1.0
-    eval_every: int = 250
+    eval_every: _Count = _BY_RULE
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("batch_size", 1), ("warmup", 0), ("eval_every", 1), ("seed", 0)):
+            if getattr(self, name) is None and name in _RULES:
+                object.__setattr__(self, name, _RULES[name](self.steps))
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{name} must be a whole number, not {value!r}")
@@ -85,3 +97,10 @@ class TrainingConfig:
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain JSON data."""
         return dataclasses.asdict(self)
+
+
+# What a setting that was left open becomes, from the number of steps.
+_RULES: dict[str, Callable[[int], int]] = {
+    "warmup": lambda steps: min(100, steps // 10),
+    "eval_every": lambda steps: max(1, min(250, steps // 4)),
+}

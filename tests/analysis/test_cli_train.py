@@ -33,7 +33,11 @@ def test_a_text_is_trained_on_and_the_card_repeats_the_command(folder, capsys):
     assert main(["train", "--text", str(folder / "fox.txt"), "--out", "m.safetensors", *SMALL, "--no-bias-mlp"]) == 0
     shown = capsys.readouterr()
     assert "m.safetensors: 900 parameters after 6 steps, training loss" in shown.out
-    assert [line.split(":")[0] for line in shown.err.splitlines()] == ["step 4", "step 6"]
+    begun, *rows = shown.err.splitlines()
+    assert begun == "training from step 0 to 6, a line every 4"
+    assert [line.split(":")[0] for line in rows] == ["step 4", "step 6"]
+    assert "(mean since step 0)" in rows[0]
+    assert "(mean since step 4)" in rows[1]
     model = storage.read("m.safetensors")
     assert model.config.bias_mlp is False
     command = model.card["command"]

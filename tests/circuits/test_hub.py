@@ -6,6 +6,7 @@ are made up.
 
 from __future__ import annotations
 
+import logging
 import socket
 
 import huggingface_hub
@@ -131,6 +132,25 @@ def test_without_the_offline_switch_no_network_is_said(monkeypatch):
     def fail(*args, **kwargs):
         raise errors.LocalEntryNotFoundError("no connection")
 
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", fail)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
     with pytest.raises(HubError, match=r"config.json is not there, or cannot be reached"):
         load("hf:org/tiny")
+
+
+def test_without_a_network_the_hub_is_asked_once_and_in_silence(monkeypatch, caplog):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    log = logging.getLogger("huggingface_hub.utils._http")
+    level, asked = log.level, []
+
+    def fail(url):
+        asked.append(url)
+        log.warning("Retrying in 1s")
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", fail)
+    with pytest.raises(HubError, match=r"^hf:org/tiny: config.json could not be fetched: no route$"):
+        load("hf:org/tiny")
+    assert len(asked) == 1
+    assert caplog.records == []
+    assert log.level == level

@@ -82,3 +82,8 @@ def test_what_names_no_model_is_refused(source):
 def test_an_empty_name_is_not_the_folder_one_stands_in(source):
     with pytest.raises(ValueError, match="the name of the model is empty"):
         load(source)
+
+
+def test_a_name_of_the_hub_is_told_how_to_ask_for_it():
+    with pytest.raises(ValueError, match=r"asked for as 'hf:gpt2'"):
+        load("gpt2")

@@ -67,7 +67,7 @@ def test_learning_rate_warms_up_and_follows_a_cosine():
     ("setting", "error", "message"),
     [
         ({"steps": 0}, ValueError, "steps must be at least 1, not 0"),
-        ({"steps": 50}, ValueError, "warmup 100 is longer than the run of 50 steps"),
+        ({"steps": 50, "warmup": 100}, ValueError, "warmup 100 is longer than the run of 50 steps"),
         ({"lr": 0.0}, ValueError, "lr must be positive"),
         ({"lr": math.nan}, ValueError, "lr must lie between 0 and inf, not nan"),
         ({"final_lr": 1.5}, ValueError, r"final_lr must lie between 0 and 1, not 1\.5"),
@@ -78,6 +78,16 @@ def test_learning_rate_warms_up_and_follows_a_cosine():
 def test_settings_that_mean_nothing_are_refused(setting, error, message):
     with pytest.raises(error, match=message):
         TrainingConfig(**setting)
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "eval_every"), [(5000, 100, 250), (4000, 100, 250), (1000, 100, 250), (40, 4, 10), (3, 0, 1)]
+)
+def test_warm_up_and_evaluations_of_a_short_run_fit_into_it(steps, warmup, eval_every):
+    settings = TrainingConfig(steps=steps)
+    assert (settings.warmup, settings.eval_every) == (warmup, eval_every)
+    assert settings == TrainingConfig(steps=steps, warmup=warmup, eval_every=eval_every)
+    assert settings.to_dict()["warmup"] == warmup
 
 
 def test_only_matrices_and_embeddings_decay():
