@@ -34,17 +34,14 @@ def test_scores_are_the_dense_formula(name, kind, raw):
     model = architectures.make(name)
     config, found = model.config, composition_scores(model, kind, raw=raw)
     assert found.score.shape == (config.n_layers, config.n_heads) * 2
-    OV = head_weights(model, raw).OV.AB
-    for layer in range(config.n_layers):
-        for head in range(config.n_heads):
-            for layer2 in range(config.n_layers):
-                for head2 in range(config.n_heads):
-                    value = found.score[layer, head, layer2, head2].item()
-                    if layer >= layer2:
-                        assert math.isnan(value)
-                    else:
-                        dense = share(OV[layer, head], dense_reader(model, kind, layer2, head2, raw))
-                        assert value == pytest.approx(dense, rel=1e-10)
+    weights = head_weights(model, raw)
+    OV, QK = weights.OV.AB, weights.QK.AB
+    read = {"Q": QK, "K": QK.mT, "V": OV}[kind]
+    products = torch.linalg.matrix_norm(OV[:, :, None, None] @ read)
+    expected = products / (torch.linalg.matrix_norm(OV)[:, :, None, None] * torch.linalg.matrix_norm(read))
+    for layer in range(config.n_layers):  # a head composes with later layers only
+        expected[layer, :, : layer + 1] = float("nan")
+    torch.testing.assert_close(found.score, expected, rtol=1e-10, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["grouped_query", "like_llama"])
