@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -13,6 +15,7 @@ from circuits.tokens import check_mask, check_tokens
 from circuits.validity import require_whole
 
 Pattern = Float[Tensor, "batch layer head query key"]
+PREVIEWED = 6  # weights that the repr shows
 
 
 @result
@@ -28,6 +31,17 @@ class AttentionPatterns(Result):
     table = ("pattern",)
     pattern: Float[Tensor, "batch layer head query key"]
     tokens: Int[Tensor, "batch key"]
+
+    def title(self) -> str:
+        """On how many prompts, and what the repr previews."""
+        prompts = "1 prompt" if len(self.tokens) == 1 else f"{len(self.tokens)} prompts"
+        return f"AttentionPatterns of {prompts}; the rows shown are the largest weights of queries after the first"
+
+    def _previewed(self) -> Sequence[int]:
+        later = self.pattern.detach().float().clone()
+        later[..., 0, :] = -1.0  # the first query can only look at itself
+        most = min(PREVIEWED, later.numel())
+        return [int(place) for place in later.flatten().topk(most).indices.tolist()]
 
 
 @torch.no_grad()
@@ -111,7 +125,7 @@ def head_scores(
         length = _longest_repeat(model, start) if n is None else n
         tokens = repeated_tokens(model, length, batch, seed)
         duplicate, induction = _targets_of_repeat(tokens.shape[1], length)
-        source = f"{batch} random sequences of {length} tokens, twice{'' if start is None else ' after a start token'}"
+        source = _repeated_source(batch, length, model.config.d_vocab, start)
         real = torch.ones_like(tokens, dtype=torch.bool)
     else:
         tokens = check_tokens(tokens, model.config)
@@ -186,6 +200,12 @@ def start_token(model: HookedGPT) -> int | None:
 
 def _longest_repeat(model: HookedGPT, start: int | None) -> int:
     return min(64, (model.config.n_ctx - (start is not None)) // 2)
+
+
+def _repeated_source(batch: int, n: int, d_vocab: int, start: int | None) -> str:
+    """What `repeated_tokens` drew, in words: that no token repeats inside is what a reader cannot guess."""
+    different = "different " if n <= d_vocab - (start is not None) else ""
+    return f"{batch} sequences of {n} {different}random tokens, twice{'' if start is None else ' after a start token'}"
 
 
 def repeated_tokens(model: HookedGPT, n: int, batch: int = 8, seed: int = 0) -> Int[Tensor, "batch pos"]:

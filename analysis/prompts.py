@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from analysis.patterns import repeated_tokens, start_token
+from circuits.text import CharTokenizer
 
 if TYPE_CHECKING:
     from circuits.model import HookedGPT
@@ -30,17 +31,39 @@ def default_tokens(model: HookedGPT) -> Int[Tensor, "1 pos"]:
     """A prompt that suits the model when none was given.
 
     A text in which names come back (written for a model of characters, or of words), where the tokenizer has its
-    characters. Otherwise random tokens that do not repeat, twice over, the same at every call: what induction heads
-    need. Cut to n_ctx.
+    letters; a character tokenizer that lacks some of its other signs, or all capitals, reads it without them. Otherwise
+    random tokens that do not repeat, twice over, the same at every call: what induction heads need. Cut to n_ctx.
     """
     ids = (_default_text_ids(model) or _repeated_ids(model))[: model.config.n_ctx]
     return torch.tensor([ids], device=model.device)
+
+
+def built_in(model: HookedGPT, tokens: Int[Tensor, "1 pos"]) -> str | None:
+    """What the built-in prompt of this model is, in words, where these tokens are that prompt; else None."""
+    if not torch.equal(tokens.cpu(), default_tokens(model).cpu()):
+        return None
+    if _default_text_ids(model):
+        return "The built-in text, in which names and words come back."
+    ids = tokens[0].tolist()
+    half = len(ids) // 2
+    if half < 2 or ids[-half:] != ids[-2 * half : -half]:
+        return "The built-in prompt."
+    return f"The built-in prompt: {half} different random tokens, twice, since {_why_no_text(model)}."
+
+
+def _why_no_text(model: HookedGPT) -> str:
+    return (
+        "the model has no tokenizer" if model.tokenizer is None else "the tokenizer lacks letters of the built-in text"
+    )
 
 
 def _default_text_ids(model: HookedGPT) -> list[int] | None:
     """The ids of the built-in text that suits the tokenizer, if there is one that it can write."""
     if model.tokenizer is None:
         return None
+    if isinstance(model.tokenizer, CharTokenizer):
+        written = _in_characters(CHARACTER_PROMPT, frozenset(model.tokenizer.vocab))
+        return None if written is None else model.tokenizer.encode(written)
     for text in (CHARACTER_PROMPT, WORD_PROMPT):
         try:
             ids = list(model.tokenizer.encode(text))
@@ -48,6 +71,14 @@ def _default_text_ids(model: HookedGPT) -> list[int] | None:
             continue
         if text == WORD_PROMPT or len(ids) >= len(text):
             return ids
+    return None
+
+
+def _in_characters(text: str, vocab: frozenset[str]) -> str | None:
+    """A text as a vocabulary of characters can write it: its letters are needed, in small ones if not in capitals."""
+    for form in (text, text.lower()):
+        if {character for character in form if character.isalpha()} <= vocab:
+            return "".join(character for character in form if character in vocab)
     return None
 
 

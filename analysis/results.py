@@ -177,14 +177,19 @@ class Result:
             sizes = zip(axes, getattr(self, field).shape, strict=True)
             shapes.setdefault(" × ".join(f"{axis} {size}" for axis, size in sizes), []).append(field)
         lines = [f"  {', '.join(fields)} [{shape}]" for shape, fields in shapes.items()]
-        return "\n".join([self.title(), *lines, *_text_table(self.columns(), _ROWS_IN_REPR)])
+        return "\n".join([self.title(), *lines, *_text_table(self.columns(), self._previewed()[:_ROWS_IN_REPR])])
 
     def _repr_html_(self) -> str:
         import html
 
         frame = self.to_frame()
-        more = f"<p>… {len(frame)} rows in all</p>" if len(frame) > _ROWS_IN_HTML else ""
-        return f"<p>{html.escape(self.title())}</p>{frame.head(_ROWS_IN_HTML).to_html(index=False)}{more}"
+        shown = frame.iloc[[row for row in self._previewed()[:_ROWS_IN_HTML] if row < len(frame)]]
+        more = f"<p>… {len(frame)} rows in all</p>" if len(frame) > len(shown) else ""
+        return f"<p>{html.escape(self.title())}</p>{shown.to_html(index=False, na_rep='–')}{more}"
+
+    def _previewed(self) -> Sequence[int]:
+        """Which rows of the main table the repr shows, as far as it has room: the first ones, unless a result says."""
+        return range(_ROWS_IN_HTML)
 
     def _tensors(self) -> dict[str, tuple[str, ...]]:
         """Tensor fields that are not None, with their axes."""
@@ -259,20 +264,21 @@ def _spread_out(values: Column, own: tuple[str, ...], axes: tuple[str, ...], sha
 
 
 def _cell(value: object) -> str:
-    if value is None:
+    if value is None or value != value:  # NaN is the one number that is not itself
         return "–"
     return f"{value:.4g}" if isinstance(value, float | complex) else str(value)
 
 
-def _text_table(columns: Mapping[str, Column], most: int) -> list[str]:
-    """The first rows of a table as aligned text, and how many there are where some are left out."""
+def _text_table(columns: Mapping[str, Column], rows: Sequence[int]) -> list[str]:
+    """Some rows of a table as aligned text, and how many there are where some are left out."""
     total = len(next(iter(columns.values())))
-    body = [[_cell(value) for value in column[:most].tolist()] for column in columns.values()]
+    chosen = [row for row in rows if row < total]
+    body = [[_cell(value) for value in column[chosen].tolist()] for column in columns.values()]
     widths = [max(map(len, [name, *cells])) for name, cells in zip(columns, body, strict=True)]
     lines = ["  ".join(name.rjust(width) for name, width in zip(columns, widths, strict=True))]
     for row in zip(*body, strict=True):
         lines.append("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    if total > most:
+    if total > len(chosen):
         lines.append(f"… {total} rows in all")
     return [f"  {line}" for line in lines]
 

@@ -51,6 +51,11 @@ def bootstrap_interval(
     return torch.nanquantile(means, ends, dim=0).mT.to(values.dtype)
 
 
+def prompts_and_interval(n_prompts: int, level: float) -> str:
+    """What a mean was taken over, in words; one prompt has no interval to speak of."""
+    return "1 prompt, which has no interval" if n_prompts == 1 else f"{n_prompts} prompts, {level:.0%} interval"
+
+
 def sign_flip_p_values(
     values: Float[Tensor, "component batch"], weights: Float[Tensor, " batch"], draws: int = 9999, seed: int = 0
 ) -> Float[Tensor, " component"]:

@@ -191,7 +191,9 @@ def _note(config: GPTConfig, raw: bool, offset: int) -> str:
     elif config.norm_placement == "post":
         notes = ["post-norm: nothing to read in"]
     else:
-        notes = ["norm gains and centring read in" if config.norm == "layernorm" else "norm gains read in"]
+        notes = ["norm gains read in"]
+        if config.norm == "layernorm":
+            notes.append("reads and writes centred" if readers_centre(config) else "reads centred")
     if config.positions == "rotary":
         notes.append(f"QK at rotary offset {offset}")
     if config.qk_norm:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from analysis.ablation.targets import Target
 from analysis.results import Result, label_text, result
-from analysis.uncertainty import false_discovery, sign_flip_p_values, weighted_mean
+from analysis.uncertainty import false_discovery, prompts_and_interval, sign_flip_p_values, weighted_mean
 from circuits.components import Head
 
 
@@ -49,7 +49,7 @@ class Ablation(Result):
         clean = float(weighted_mean(self.clean[None], self.weight))
         line = (
             f"Change of {self.metric} (clean {clean:.4g}) when {self._what()} is replaced by {self.replacement}; "
-            f"{len(self.clean)} prompts, {self.level:.0%} interval"
+            f"{prompts_and_interval(len(self.clean), self.level)}"
         )
         if len(self.clean) < 2 or len(self.components) < 2:
             return line
@@ -136,11 +136,11 @@ class PairAblation(Result):
     def title(self) -> str:
         """What was replaced by what, and what was measured."""
         n = len(self.components)
-        return (
+        line = (
             f"Change of {self.metric} when two components are replaced by {self.replacement}, and its excess over "
-            f"the sum of both; {n * (n - 1) // 2} pairs, {len(self.clean)} prompts, {self.level:.0%} interval; "
-            f"{self.by_chance:.3g} intervals would exclude 0 by chance"
+            f"the sum of both; {n * (n - 1) // 2} pairs, {prompts_and_interval(len(self.clean), self.level)}"
         )
+        return line if len(self.clean) < 2 else f"{line}; {self.by_chance:.3g} intervals would exclude 0 by chance"
 
     @property
     def by_chance(self) -> float:

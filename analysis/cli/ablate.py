@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to measure (default: logit_diff of pairs, else loss)",
     )
     group = interventions.add_pairs(parser)
-    group.add_argument("--prompt", metavar="TEXT", help="text for a model with a tokenizer (default: a built-in one)")
+    group.add_argument(
+        "--prompt", metavar="TEXT", help=f"text for a model with a tokenizer (default: {options.BUILT_IN})"
+    )
     group.add_argument("--tokens", metavar="IDS", help='token ids, such as "1 2 3", for a model without one')
     parser.add_argument(
         "--every-pair", action="store_true", help="take out two at a time: what that does beyond the sum"

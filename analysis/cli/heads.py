@@ -23,12 +23,13 @@ def run(args: argparse.Namespace) -> None:
     """Measure, and print."""
     from analysis.report.heads import CIRCUITS, RANKS, SCORES, measure_heads
 
-    rows = measure_heads(options.load_model(args)).rows()
+    measured = measure_heads(options.load_model(args))
+    rows = measured.rows()
     if args.json:
-        print_json({"model": args.model, "heads": rows})
+        print_json({"model": args.model, "scores_on": measured.attention.source, "heads": rows})
         return
     scores = [chosen(row, {"head": "head", **{name: name for name in SCORES}}) for row in rows]
-    print_table("Attention scores on repeated random tokens (mean weight; entropy in nats)", scores)
+    print_table(f"{measured.attention.title()} (mean weight; entropy in nats)", scores)
     formats = {short(name): digits for name, digits in RANKS.items()} | {"copying": "+.3f"}
     for circuit in CIRCUITS:
         columns = {"head": "head", **{f"{circuit}_{name}": short(name) for name in RANKS}}

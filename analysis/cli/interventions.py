@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from analysis.cli.output import print_json, print_table
@@ -72,6 +73,9 @@ def show(args: argparse.Namespace, found: Result, by: str) -> None:
     if "component2" in rows[0]:  # every pair stands twice in a symmetric table
         rows = [row for row in rows if row["component"] < row["component2"]]
     rows = sorted(rows, key=lambda row: -abs(row[by]) if row[by] == row[by] else 0.0)
+    # One prompt has no interval: a column without a number says nothing.
+    empty = {name for name in rows[0] if all(isinstance(row[name], float) and isnan(row[name]) for row in rows)}
+    rows = [{name: value for name, value in row.items() if name not in empty} for row in rows]
     title = found.title()
     if len(rows) > args.top:
         title += f"; the largest {args.top} of {len(rows)}"

@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """List them, from the headers of their files; no weight is read."""
+    from analysis.report.card import provenance
     from circuits.storage import bundled_names
 
     models = [described(name) for name in bundled_names()]
@@ -28,7 +29,8 @@ def run(args: argparse.Namespace) -> None:
     if not models:
         print("No model is bundled.")
         return
-    columns = ("name", "parameters", "layers", "heads", "d_model", "vocabulary", "context", "tokenizer")
+    columns = ("name", "parameters", "layers", "heads", "d_model", "vocabulary", "context", "tokenizer", "trained on")
+    models = [model | {"trained on": provenance(model["card"])} for model in models]
     print_table(
         "Bundled models", [{column: model[column] for column in columns} for model in models], {"parameters": ","}
     )

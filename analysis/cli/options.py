@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from circuits import HookedGPT
 
 DEFAULT_MODEL = "shakespeare"
+BUILT_IN = "a built-in one, or random different tokens, twice, where the tokenizer lacks its letters"
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +32,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_prompt(parser: argparse.ArgumentParser) -> None:
     """``--prompt`` for models with a tokenizer, ``--tokens`` for any; without either, a built-in prompt."""
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--prompt", metavar="TEXT", help="text for a model with a tokenizer (default: a built-in one)")
+    group.add_argument("--prompt", metavar="TEXT", help=f"text for a model with a tokenizer (default: {BUILT_IN})")
     group.add_argument("--tokens", metavar="IDS", help='token ids, such as "1 2 3", for a model without one')
 
 

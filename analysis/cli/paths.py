@@ -57,7 +57,23 @@ def run(args: argparse.Namespace) -> None:
         last_row("all other paths", float(found.remainder), total, routes=args.routes > 0),
         last_row("total", total, total, routes=args.routes > 0),
     ]
+    if shares_mislead(found):  # 1200% of a small lead says less than the logits themselves
+        rows = [{name: value for name, value in cells.items() if name != "share"} for cells in rows]
     print_table(title(found, pair), rows, {"value": "+.4f", "share": "+.1%"})
+    if abs(float(found.remainder)) > abs(total):
+        print(CANCELLING)
+
+
+CANCELLING = (
+    "All other paths together are larger than the total: they and the listed ones largely cancel, so no list this "
+    "short explains the lead."
+)
+
+
+def shares_mislead(found: PathExpansion) -> bool:
+    """Whether some part is larger than the whole, which then is what is left of parts that cancel."""
+    parts = [float(path.value) for path in found.paths] + [float(found.remainder)]
+    return max(map(abs, parts)) > abs(float(found.total))
 
 
 def title(found: PathExpansion, pair: tuple[str, ...]) -> str:

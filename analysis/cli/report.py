@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from analysis.cli import options
+from analysis.cli import options, question
 from analysis.cli.output import print_json, print_table
 from analysis.cli.params import print_parameters
 from analysis.cli.progress import progress
@@ -18,6 +18,7 @@ HELP = "a model's circuits as one self-contained HTML page, and the key tables h
 EXAMPLES = (
     "circuits report",
     "circuits report --prompt 'KING: What news?' --output king.html",
+    "circuits report --prompt 'KING: What news?' --correct ' ' --wrong N --position 5",
     "circuits report --model runs/model.safetensors --tokens '1 2 3 1 2 3'",
 )
 
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Model, prompt, where to write."""
     options.add_model(parser)
     options.add_prompt(parser)
+    question.add_question(parser)
     parser.add_argument("--output", default="report.html", metavar="PATH", help="the page (default: %(default)s)")
     options.add_json(parser)
 
@@ -37,9 +39,10 @@ def run(args: argparse.Namespace) -> None:
 
     model = options.load_model(args)
     tokens = options.prompt_of(args, model)
+    pair = {name: question.token_of(model, getattr(args, name), f"--{name}") for name in ("correct", "wrong")}
     # The place is looked at before anything is measured, and holds a whole page or what was there before.
     with written_whole(args.output) as unfinished, progress("measuring") as step:
-        finished = report(model, tokens, options.model_name(args), step)
+        finished = report(model, tokens, options.model_name(args), step, **pair, position=args.position)
         unfinished.write_text(finished.html, encoding="utf-8")
     measured = finished.measurements
     if args.json:
@@ -56,7 +59,7 @@ def print_tables(measured: Measurements) -> None:
     print_parameters(measured.parameters, measured.name)
     effects = "change of the loss on the prompt in nats when zero-ablated (Δ loss)"
     print_table(
-        f"Heads: attention scores on repeated random tokens, effective ranks, copying score, {effects}",
+        f"Heads: attention scores on {measured.by_head.attention.source}, effective ranks, copying score, {effects}",
         head_rows(measured),
         {"QK rank": ".1f", "OV rank": ".1f", "copying": "+.3f", "Δ loss": "+.3f"},
     )
@@ -88,6 +91,7 @@ def prompt_line(measured: Measurements) -> str:
     """The prompt and the loss on it."""
     between = " " if measured.model.tokenizer is None else ""
     text = f"Prompt: {between.join(measured.labels)}"
+    text += "" if measured.built_in is None else f"\n{measured.built_in}"
     loss = measured.predictions.mean_loss
     if math.isnan(loss):
         return text

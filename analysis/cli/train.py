@@ -104,7 +104,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     task = parser.add_argument_group("task")
     for name, text in _TASK.items():
         _option(task, name, text, type=int, default=_TASK_DEFAULTS[name])
-    _add_architecture(parser.add_argument_group("architecture (see GPTConfig; by default the course's)"))
+    d = _COURSE
+    sizes = f"(V, T_max, d, H, L) = ({d.d_vocab}, {d.n_ctx}, {d.d_model}, {d.n_heads}, {d.n_layers})"
+    _add_architecture(
+        parser.add_argument_group(
+            "architecture",
+            f"Fields of GPTConfig. By default the course configuration: {sizes} of a GPT in GPT-2's style (pre-norm "
+            "LayerNorm, learned positions, exact GELU).",
+        )
+    )
 
 
 def _add_architecture(group: argparse._ArgumentGroup) -> None:

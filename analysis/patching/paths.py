@@ -26,6 +26,7 @@ from analysis.patching.pairs import Pair, paired
 from analysis.patching.result import summed_up
 from analysis.readings import ReadMetric
 from analysis.results import Result, result
+from analysis.uncertainty import prompts_and_interval
 from circuits.cache import ActivationCache
 from circuits.components import Component
 from circuits.model import HookedGPT
@@ -75,7 +76,7 @@ class PathPatching(Result):
         into = "clean into corrupt" if self.direction == "denoise" else "corrupt into clean"
         return (
             f"Writes of senders patched from {into}, as one receiver alone reads them: change of {self.metric}; "
-            f"{len(self.base)} prompts, {self.level:.0%} interval"
+            f"{prompts_and_interval(len(self.base), self.level)}"
         )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from analysis.metrics import Metric
 from analysis.results import Result, result
-from analysis.uncertainty import bootstrap_interval, weighted_mean
+from analysis.uncertainty import bootstrap_interval, prompts_and_interval, weighted_mean
 
 # Below this share of their size the metric on the two runs counts as equal.
 _ABOUT_EQUAL = 1e-5
@@ -95,7 +95,7 @@ class Patching(Result):
         return (
             f"{self.site} patched from {into}: change of {self.metric}, raw, and with 0 for the unpatched run "
             f"(mean {here:.4g}) and 1 for the run patched from (mean {there:.4g}); "
-            f"{len(self.base)} prompts, {self.level:.0%} interval"
+            f"{prompts_and_interval(len(self.base), self.level)}"
         )
 
 

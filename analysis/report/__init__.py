@@ -53,6 +53,10 @@ def report(
     tokens: Int[Tensor, "1 pos"],
     name: str = "model",
     progress: Progress = lambda step: None,
+    *,
+    correct: int | None = None,
+    wrong: int | None = None,
+    position: int = -1,
 ) -> Report:
     """Measure a model on one prompt and lay the results out as one HTML page.
 
@@ -61,8 +65,14 @@ def report(
         tokens: The prompt, one sequence (`analysis.prompts.prompt_tokens` makes one from text, ids or nothing).
         name: What to call the model.
         progress: Called with the name of each step before it begins.
+        correct: The next token whose lead attribution and paths explain; by default the likeliest.
+        wrong: The token that it is compared with; by default the likeliest other one.
+        position: Where the two are compared; −1 is the last token.
+
+    Raises:
+        IndexError: A token or position that does not exist.
     """
-    measured = measure(model, tokens, name, progress)
+    measured = measure(model, tokens, name, progress, correct=correct, wrong=wrong, position=position)
     return Report(measured, render(measured))
 
 

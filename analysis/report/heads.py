@@ -31,7 +31,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class HeadMeasurements:
-    """Every head of a model, by its weights and by what it attends to on repeated random tokens.
+    """Every head of a model, by its weights and by what it attends to on different random tokens, twice.
 
     Attributes:
         heads: The heads, layer by layer: the order of all lists and tables.

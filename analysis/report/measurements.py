@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from analysis.attribution import Attribution, logit_attribution, logit_paths
 from analysis.claims import Verification, verify
 from analysis.composition import CompositionScores, composition_scores
 from analysis.patterns import AttentionPatterns, attention_patterns
-from analysis.prompts import token_labels
+from analysis.prompts import built_in, token_labels
 from analysis.report.heads import CLEAR, HeadMeasurements, Progress, measure_heads
 from analysis.report.predictions import Predictions, predictions
 from circuits.components import Component, Head
@@ -43,8 +44,8 @@ class Measurements:
         composition: Q-, K- and V-composition of every pair of heads; none for a single layer.
         patterns: Attention patterns on the prompt.
         ablations: Zero-ablations of heads, MLPs and blocks on the prompt; none for a prompt of one token.
-        attribution: What each component adds to the lead of the likeliest next token at the end of the prompt; None for
-            a model whose stream is no sum of writes (post-norm).
+        attribution: What each component adds to the lead of one next token over another, by default of the likeliest
+            at the end of the prompt; None for a model whose stream is no sum of writes (post-norm).
         paths: The same lead as a sum over paths; None likewise.
         verification: The lecture's claims, checked on the model (on tokens that suit it, not on the prompt).
     """
@@ -71,6 +72,11 @@ class Measurements:
     def labels(self) -> tuple[str, ...]:
         """The tokens of the prompt, white space visible."""
         return token_labels(self.model, self.tokens[0].tolist())
+
+    @cached_property
+    def built_in(self) -> str | None:
+        """What the prompt is where it is the built-in one of this model."""
+        return built_in(self.model, self.tokens)
 
     @property
     def answers(self) -> tuple[str, ...]:
@@ -138,6 +144,7 @@ class Measurements:
         return {
             "correct": self.answers[0],
             "wrong": self.answers[1],
+            "position": int(self.attribution.position),
             "total": float(self.attribution.total),
             "components": {str(c): v for c, v in zip(self.attribution.components, values, strict=True)},
             "paths": {str(path): float(path.value) for path in self.paths.paths},
@@ -147,7 +154,14 @@ class Measurements:
 
 
 def measure(
-    model: HookedGPT, tokens: Int[Tensor, "1 pos"], name: str = "model", progress: Progress = lambda step: None
+    model: HookedGPT,
+    tokens: Int[Tensor, "1 pos"],
+    name: str = "model",
+    progress: Progress = lambda step: None,
+    *,
+    correct: int | None = None,
+    wrong: int | None = None,
+    position: int = -1,
 ) -> Measurements:
     """Measure everything the report shows.
 
@@ -156,9 +170,17 @@ def measure(
         tokens: One sequence.
         name: What to call the model.
         progress: Called with the name of each step before it begins.
+        correct: The next token whose lead attribution and paths explain; by default the likeliest.
+        wrong: The token that it is compared with; by default the likeliest other one.
+        position: Where the two are compared; −1 is the last token.
+
+    Raises:
+        IndexError: A token or position that does not exist.
     """
     progress("predictions")
     predicted = predictions(model, tokens)
+    progress("attribution")
+    attribution, paths = _lead(model, tokens, correct, wrong, position)
     by_head = measure_heads(model, progress)
     progress("composition")
     kinds = ("Q", "K", "V") if model.config.n_layers > 1 else ()
@@ -169,12 +191,6 @@ def measure(
     for kind in ablated_kinds(model, tokens):
         progress(f"ablation of {kind}")
         ablations.append(ablate(model, tokens, components=kind, method="zero", progress=False))
-    attribution = paths = None
-    if model.config.norm_placement == "pre" and model.config.d_vocab > 1:
-        progress("attribution")
-        attribution = logit_attribution(model, tokens)
-        progress("paths")
-        paths = logit_paths(model, tokens, attribution.correct, attribution.wrong, routes=1, budget=PATH_BUDGET)
     return Measurements(
         model=model,
         name=name,
@@ -189,6 +205,18 @@ def measure(
         paths=paths,
         verification=verify(model, progress=lambda claim: progress(f"claim {claim}")),
     )
+
+
+def _lead(
+    model: HookedGPT, tokens: Int[Tensor, "1 pos"], correct: int | None, wrong: int | None, position: int
+) -> tuple[Attribution | None, PathExpansion | None]:
+    """The lead of one token over another by component and by path; nothing where there is no such sum."""
+    if model.config.norm_placement != "pre" or model.config.d_vocab < 2:
+        return None, None
+    given = [None if token is None else torch.tensor(token) for token in (correct, wrong)]
+    found = logit_attribution(model, tokens, *given, position=position)
+    pair = found.correct, found.wrong
+    return found, logit_paths(model, tokens, *pair, position=position, routes=1, budget=PATH_BUDGET)
 
 
 def ablated_kinds(model: HookedGPT, tokens: Int[Tensor, "1 pos"]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from analysis.report.markup import Html, el, join
 
 MINUS, MISSING = "−", "–"
+THINNEST = 1 / 500  # of the axis: what is thinner than half a pixel has no bar
 
 
 def number(value: float, specification: str) -> str:
@@ -41,6 +42,8 @@ def shaded(value: float, specification: str, *, full: float, title: str | None =
 def bar(value: float, *, least: float, most: float) -> Html:
     """A cell with a bar from 0 to a number, on an axis from `least` (at most 0) to `most` (at least 0)."""
     span = (most - least) or 1.0
+    if abs(value) < THINNEST * span:
+        return el("td", class_="bars", aria_hidden="true")
     start = (min(value, 0.0) - least) / span
     sign = "neg" if value < 0 else "pos"
     style = f"--from:{start:.4f};--size:{abs(value) / span:.4f};--zero:{-least / span:.4f}"

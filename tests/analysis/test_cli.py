@@ -11,6 +11,7 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 from small_models import small_model
 
 from analysis import cli
@@ -332,13 +333,63 @@ def test_interrupted_report_leaves_the_page_that_was_there(saved, tmp_path, caps
     page = tmp_path / "page.html"
     page.write_text("before")
 
-    def interrupted(*_):
+    def interrupted(*_, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("analysis.report.report", interrupted)
     assert cli.main(["report", "--model", saved, "--output", str(page)]) == 130
     assert page.read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_report_compares_the_two_tokens_that_are_asked_for(saved, tmp_path, capsys):
+    from circuits import load
+
+    words = ["report", "--json", "--model", saved, "--tokens", "3 1 16 0 3 1", "--output", str(tmp_path / "page.html")]
+    assert cli.main([*words, "--correct", "7", "--wrong", "2", "--position", "3"]) == 0
+    data = json.loads(capsys.readouterr().out)["attribution"]
+    logits = load(saved)(torch.tensor([[3, 1, 16, 0, 3, 1]]))[0, 3]
+    assert (data["correct"], data["wrong"], data["position"]) == ("7", "2", 3)
+    assert data["total"] == pytest.approx((logits[7] - logits[2]).item(), abs=1e-4)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "After position 3, ‘0’, the next token ‘7’ is compared with ‘2’." in page
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--correct", "x"], "give --correct a token id, not 'x'"),
+        (["--wrong", "17"], "17"),
+        (["--position", "6"], "6"),
+    ],
+)
+def test_report_refuses_tokens_and_positions_that_do_not_exist(saved, tmp_path, capsys, words, message):
+    page = tmp_path / "page.html"
+    assert cli.main(["report", "--model", saved, "--tokens", "3 1 16 0 3 1", "--output", str(page), *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not page.exists()
+
+
+def test_tables_of_scores_say_what_they_were_measured_on(saved, capsys):
+    assert cli.main(["heads", "--model", saved]) == 0
+    assert "Attention scores on 8 sequences of 6 different random tokens, twice" in capsys.readouterr().out
+
+
+def test_help_of_train_names_the_course_configuration(capsys):
+    assert cli.main(["train", "--help"]) == 0
+    assert "(V, T_max, d, H, L) = (65, 64, 128, 4, 4)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_paths_show_no_shares_of_a_lead_that_is_left_of_parts_that_cancel(capsys):
+    assert cli.main(["paths"]) == 0
+    out = capsys.readouterr().out
+    assert "%" not in out
+    assert "largely cancel" in out
+    words = ["paths", "--model", "induction", "--tokens", "5 9 2 7 5 9 2", "--correct", "7", "--wrong", "9"]
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    assert "+100.0%" in out
+    assert "largely cancel" not in out
 
 
 def test_models_that_do_not_exist_are_one_line(capsys, tmp_path):
@@ -355,6 +406,8 @@ def test_models_lists_every_bundled_model(capsys):
     assert cli.main(["models"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in bundled_names())
+    assert "tinyshakespeare.txt, 4,000 steps, validation loss 1.555 nats" in out
+    assert "task repeated, 5,000 steps, validation loss 0.012 nats" in out
 
 
 @pytest.mark.parametrize(

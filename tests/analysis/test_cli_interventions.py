@@ -80,6 +80,17 @@ def test_tables_say_what_they_show(model, capsys, words, shown):
     assert shown in " ".join(capsys.readouterr().out.split())
 
 
+def test_one_prompt_is_called_one_and_has_no_interval(model, capsys):
+    assert main(["ablate", "--tokens", "1,2,3,4,5,1,2", "--model", "m.safetensors"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "1 prompt, which has no interval" in out
+    assert "interval_low" not in out
+    assert main(["ablate", "--task", "repeated", "--model", "m.safetensors"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "8 prompts, 95% interval" in out
+    assert "interval_low" in out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -5,6 +5,7 @@ import math
 import compiled
 import pytest
 import torch
+from small_models import small_model
 
 from analysis.patterns import (
     _scored_queries,
@@ -152,3 +153,20 @@ def test_impossible_requests_are_named():
         head_scores(small(), torch.zeros(3, 1, dtype=torch.long))
     with pytest.raises(ValueError, match="n 1 and batch 8"):
         head_scores(small(), n=1)
+
+
+def test_scores_say_that_no_token_repeats_inside_a_sequence_unless_one_must():
+    assert head_scores(small_model()).source == "8 sequences of 6 different random tokens, twice"
+    assert "6 different" in repr(head_scores(small_model()))
+    assert head_scores(small_model(d_vocab=4)).source == "8 sequences of 6 random tokens, twice"
+
+
+def test_repr_of_patterns_previews_the_largest_weights_and_no_masked_one():
+    found = attention_patterns(small_model(), torch.tensor([[3, 1, 16, 0, 3]]))
+    lines = repr(found).splitlines()
+    assert lines[0].startswith("AttentionPatterns of 1 prompt;")
+    rows = [line.split() for line in lines if line.split()[0].isdigit()]
+    assert len(rows) == 6
+    assert all(int(query) >= 1 and int(key) <= int(query) for _, _, _, query, key, _ in rows)
+    largest = found.pattern[..., 1:, :].max().item()
+    assert float(rows[0][-1]) == pytest.approx(largest, rel=1e-3)

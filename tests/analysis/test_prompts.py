@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from analysis.prompts import CHARACTER_PROMPT, default_tokens, parse_tokens, prompt_tokens, token_labels, visible
+from analysis.prompts import (
+    CHARACTER_PROMPT,
+    built_in,
+    default_tokens,
+    parse_tokens,
+    prompt_tokens,
+    token_labels,
+    visible,
+)
 from circuits import GPTConfig, HookedGPT
 from circuits.text import CharTokenizer
 
@@ -33,6 +41,28 @@ def test_default_without_tokenizer_is_one_sequence_twice_without_repeats_inside(
 def test_default_of_a_character_model_is_the_built_in_text(reader):
     assert "".join(reader.tokenizer.str_tokens(default_tokens(reader)[0].tolist())) == CHARACTER_PROMPT
     assert len(CHARACTER_PROMPT) <= 64
+
+
+@pytest.mark.parametrize(
+    ("vocab", "text"),
+    [
+        (set(CHARACTER_PROMPT) - set("!,"), CHARACTER_PROMPT.replace("!", "").replace(",", "")),
+        (set(CHARACTER_PROMPT.lower()) - {":"}, CHARACTER_PROMPT.lower().replace(":", "")),
+    ],
+)
+def test_a_character_model_that_has_the_letters_reads_the_text_without_its_other_signs(reader, vocab, text):
+    reader.tokenizer = CharTokenizer(tuple(sorted(vocab)))
+    tokens = default_tokens(reader)
+    assert "".join(reader.tokenizer.str_tokens(tokens[0].tolist())) == text
+    assert "built-in text" in built_in(reader, tokens)
+
+
+def test_the_built_in_prompt_says_what_it_is(model):
+    assert built_in(model, torch.tensor([[1, 2, 3]])) is None
+    said = built_in(model, default_tokens(model))
+    assert said == "The built-in prompt: 6 different random tokens, twice, since the model has no tokenizer."
+    model.tokenizer = CharTokenizer(tuple("ACGT"))
+    assert built_in(model, default_tokens(model)).endswith("since the tokenizer lacks letters of the built-in text.")
 
 
 def test_default_of_a_tokenizer_that_lacks_its_characters_falls_back_to_tokens(model):

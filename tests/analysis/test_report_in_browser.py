@@ -7,6 +7,8 @@ import torch
 from small_models import HOSTILE, HostileTokenizer, small_model
 
 from analysis.report import report
+from analysis.report.sections import SECTIONS
+from circuits import load
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra `browser`)")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -123,11 +125,34 @@ def test_a_narrow_screen_scrolls_tables_and_not_the_page(chromium, address):
     view.close()
 
 
+def test_labels_of_a_long_pattern_are_as_large_as_those_of_a_short_one(chromium, tmp_path):
+    model = small_model(n_ctx=90)
+    report(model, (torch.arange(90) % 17)[None], "long").save(tmp_path / "long.html")
+    view = chromium.new_page(viewport={"width": 1200, "height": 900})
+    view.goto((tmp_path / "long.html").as_uri())
+    view.locator("#large").wait_for(state="visible")
+    assert "One token in 3 is labelled." in view.locator("#readout").inner_text()
+    assert "11px" in view.evaluate("document.getElementById('pattern').getContext('2d').font")
+    view.close()
+
+
+def test_names_under_the_pictures_are_not_cut(chromium, tmp_path):
+    report(load("induction"), torch.tensor([[5, 9, 2, 5, 9, 2]]), "induction").save(tmp_path / "page.html")
+    view = chromium.new_page(viewport={"width": 420, "height": 900})
+    view.goto((tmp_path / "page.html").as_uri())
+    roles = view.locator(".tiles button small")
+    assert "previous" in roles.all_inner_texts()
+    assert view.evaluate(
+        "[...document.querySelectorAll('.tiles small')].every(e => e.scrollWidth <= e.clientWidth + 1)"
+    )
+    view.close()
+
+
 def test_without_scripts_everything_but_the_extras_is_there(chromium, address):
     context = chromium.new_context(java_script_enabled=False)
     view = context.new_page()
     view.goto(address)
-    assert view.locator("section").count() == 8
-    assert view.locator(".tiles img").count() == 6
+    assert view.locator("section").count() == len(SECTIONS)
+    assert view.locator("#patterns .tiles img").count() == 6
     assert not view.locator("#large").is_visible()
     context.close()

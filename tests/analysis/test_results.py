@@ -6,9 +6,12 @@ import math
 import pytest
 import torch
 from jaxtyping import Complex, Float, Int
+from small_models import small_model
 from torch import Tensor
 
+from analysis.ablation import ablate
 from analysis.results import Result, result
+from analysis.uncertainty import prompts_and_interval
 from circuits.components import MLP, Component, Embed, Head
 
 
@@ -169,3 +172,11 @@ def test_repr_lists_fields_of_one_shape_together():
     text = repr(effects())
     assert "  effect [component 3 × batch 2]" in text
     assert text.count("[") == 3
+
+
+def test_repr_shows_a_dash_where_there_is_no_number():
+    text = repr(ablate(small_model(), torch.tensor([[1, 2, 3, 1]]), "mlps", progress=False))
+    assert "nan" not in text
+    assert text.splitlines()[-1].split()[-2:] == ["–", "–"]
+    assert "1 prompt, which has no interval" in text
+    assert prompts_and_interval(2, 0.9) == "2 prompts, 90% interval"

@@ -95,12 +95,14 @@
     const style = (name) => getComputedStyle(root).getPropertyValue(name).trim();
     const layout = () => {
       const width = canvas.clientWidth, longest = Math.min(Math.max(...labels.map((l) => l.length)), 10);
-      const row = (width * 0.9) / size, font = Math.min(12, Math.max(row * 1.05, 0));
-      const margin = font >= 5.5 ? Math.ceil(longest * font * 0.62) + 8 : 4;
-      return { width, font, margin, row: (width - margin - 2) / size };
+      const font = 11, margin = Math.ceil(longest * font * 0.62) + 8, row = (width - margin - 2) / size;
+      return { width, font, margin, row, every: Math.max(1, Math.ceil((font + 2) / row)) };
     };
+    // Where not every label has room, every k-th stands; the chosen one drives its neighbours out.
+    const labelled = (index, chosen, every) =>
+      index === chosen || (index % every === 0 && !(chosen !== undefined && Math.abs(index - chosen) < every));
     const draw = () => {
-      const ratio = window.devicePixelRatio || 1, { width, font, margin, row } = layout();
+      const ratio = window.devicePixelRatio || 1, { width, font, margin, row, every } = layout();
       canvas.width = canvas.height = Math.round(width * ratio);
       const g = canvas.getContext("2d");
       g.scale(ratio, ratio);
@@ -127,26 +129,29 @@
         g.strokeRect(margin + cell.key * row, margin, row, row * size);
         g.globalAlpha = 1;
       }
-      if (margin > 4) {
-        g.font = `${font}px ${style("--mono")}`;
-        g.textBaseline = "middle";
-        g.textAlign = "right";
-        labels.forEach((label, i) => {
-          const short = label.length > 10 ? label.slice(0, 9) + "…" : label;
+      g.font = `${font}px ${style("--mono")}`;
+      g.textBaseline = "middle";
+      g.textAlign = "right";
+      labels.forEach((label, i) => {
+        const short = label.length > 10 ? label.slice(0, 9) + "…" : label, at = margin + (i + 0.5) * row;
+        if (labelled(i, cell?.query, every)) {
           g.fillStyle = style(cell?.query === i ? "--ink" : "--soft");
-          g.fillText(short, margin - 5, margin + (i + 0.5) * row);
+          g.fillText(short, margin - 5, at);
+        }
+        if (labelled(i, cell?.key, every)) {
           g.save();
-          g.translate(margin + (i + 0.5) * row, margin - 5);
+          g.translate(at, margin - 5);
           g.rotate(Math.PI / 2);
           g.fillStyle = style(cell?.key === i ? "--ink" : "--soft");
           g.fillText(short, 0, 0);
           g.restore();
-        });
-      }
+        }
+      });
     };
     const read = () => {
       if (!cell) {
-        readout.textContent = "Rows are queries, columns keys. Point at a cell, or use the arrow keys, to read its weight; click to hold it, Esc to let go.";
+        const { every } = layout(), some = every > 1 ? ` One token in ${every} is labelled.` : "";
+        readout.textContent = `Rows are queries, columns keys.${some} Point at a cell, or use the arrow keys, to read its weight; click to hold it, Esc to let go.`;
         return;
       }
       const { query, key } = cell;

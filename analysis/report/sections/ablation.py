@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from analysis.report.markup import Html, el, formula, join
 from analysis.report.measurements import Measurements
@@ -24,7 +24,11 @@ def ablation(measured: Measurements) -> Section | None:
                 "else recomputed: ",
                 formula("Δ = loss(ablated) − loss(clean)"),
                 f" in nats, the clean loss being {number(measured.predictions.mean_loss, '.3f')}. Positive: the model "
-                "needs the component here. Ablating a block drops its attention and its MLP.",
+                "needs the component here. Ablating a block drops its attention",
+                " and its MLP. " if measured.model.config.has_mlp else ". ",
+                "This is the total effect, on all predicted tokens, and through all later components; the attribution "
+                "below is the direct effect alone, on one pair of tokens at one position: a head can be large in one "
+                "and small in the other.",
             ]
         ),
         html=join([grid(measured), bars(measured)]),
@@ -52,17 +56,30 @@ def shaded_effect(effects: Mapping[Component, float], component: Component, full
     return shaded(effects[component], "+.3f", full=full, title=str(component))
 
 
-def bars(measured: Measurements, most: int = 40) -> Html:
-    """All components by the size of their effect, the largest first."""
-    ordered = sorted(measured.effects.items(), key=lambda item: -abs(item[1]))[:most]
+KINDS = {Head: "Heads", MLP: "MLPs", Block: "Blocks, each with the heads and the MLP inside it"}
+MOST = 40  # rows of a table
+
+
+def bars(measured: Measurements) -> Html:
+    """Each kind by the size of its effects: a block holds heads and an MLP, so it stands in no one list with them."""
+    parts = [el("h3", "By size")]
+    for kind, title in KINDS.items():
+        effects = [(str(part), value) for part, value in measured.effects.items() if isinstance(part, kind)]
+        if effects:
+            parts.append(
+                by_size(effects, title if measured.model.config.has_mlp else title.replace(" and the MLP", ""))
+            )
+    return join(parts)
+
+
+def by_size(effects: Sequence[tuple[str, float]], title: str) -> Html:
+    """One kind, the largest first, on an axis of its own."""
+    ordered = sorted(effects, key=lambda item: -abs(item[1]))[:MOST]
     low, high = min(0.0, *(v for _, v in ordered)), max(0.0, *(v for _, v in ordered))
-    rows = [
-        [row_header(str(part)), numeric(value, "+.4f"), bar(value, least=low, most=high)] for part, value in ordered
-    ]
+    rows = [[row_header(name), numeric(value, "+.4f"), bar(value, least=low, most=high)] for name, value in ordered]
     heads = [header("component", numbers=False, sort=True), header("Δ loss (nats)", sort=True), el("td")]
-    left = len(measured.effects) - len(ordered)
-    caption = "Components by the size of their effect" + (f"; {left} smaller ones are left out" if left else "")
-    return join([el("h3", "By size"), table(heads, rows, caption=caption)])
+    left = len(effects) - len(ordered)
+    return table(heads, rows, caption=title + (f"; {left} smaller ones are left out" if left else ""))
 
 
 def largest(values: Iterable[float]) -> float:

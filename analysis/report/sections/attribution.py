@@ -1,4 +1,4 @@
-"""What every component adds directly to the lead of the likeliest next token."""
+"""What every component adds directly to the lead of one next token over another."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ MOST = 25
 
 
 def attribution(measured: Measurements) -> Section:
-    """Direct logit attribution at the end of the prompt."""
+    """Direct logit attribution at one position of the prompt."""
     explanation = join(
         [
             "The last stream is the sum of everything written to it, so a logit difference is a sum over components: ",
             formula("Δ = Σ write · centred(γ ⊙ ΔW_U) / scale + β · ΔW_U + Δb_U"),
-            ", the final norm frozen at this run’s scale. In logits; what a component does through later ones does not "
-            "count here.",
+            ", the final norm frozen at this run’s scale. In logits. This is the direct effect, at one position and on "
+            "one pair of tokens; what a component does through later ones does not count here, while zero-ablation "
+            "measures the total effect on the mean loss, so that the two need not agree.",
         ]
     )
     found = measured.attribution
@@ -36,12 +37,22 @@ REFUSED = (
 
 def asked(measured: Measurements, found: Attribution) -> Html:
     """Which two tokens are compared, and how exactly the rows add up."""
-    correct, wrong = measured.answers
     return el(
         "p",
-        f"At the last position the likeliest next token is ‘{correct}’, then ‘{wrong}’. The {found.quantity} is "
+        f"{pair(measured, found)} The {found.quantity} is "
         f"{number(float(found.total), '+.3f')}; the rows below sum to it within {found.error:.0e}.",
     )
+
+
+def pair(measured: Measurements, found: Attribution) -> str:
+    """Where the two tokens are compared, and whether they are the likeliest there or were asked for."""
+    correct, wrong = measured.answers
+    place = int(found.position)
+    last = place == len(measured.labels) - 1
+    where = "At the last position" if last else f"After position {place}, ‘{measured.labels[place]}’,"
+    if measured.predictions.guess[place, :2].tolist() == [int(found.correct), int(found.wrong)]:
+        return f"{where} the likeliest next token is ‘{correct}’, then ‘{wrong}’."
+    return f"{where} the next token ‘{correct}’ is compared with ‘{wrong}’."
 
 
 def grid(measured: Measurements, found: Attribution) -> Html:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+from analysis.report.heads import CLEAR
 from analysis.report.markup import Html, el
 from analysis.report.measurements import Measurements
 from analysis.report.section import Section
 from analysis.report.tables import number
 from circuits.components import MLP, Head
+
+LEAST_EFFECT = 0.0005  # nats: what reads 0.000 matters to nobody
 
 
 def findings(measured: Measurements) -> Section:
@@ -24,7 +27,8 @@ def findings(measured: Measurements) -> Section:
         anchor="findings",
         title="At a glance",
         explanation=Html(
-            "The extremes of what follows, each with its number: the largest of its kind in this model, large or not."
+            "The extremes of what follows, each with its number. A head is called after a score from "
+            f"{CLEAR} up, here and below."
         ),
         html=el("dl", *(entry for entry in entries if entry), class_="findings"),
     )
@@ -52,6 +56,8 @@ def strongest(measured: Measurements, name: str, title: str) -> Html | None:
     if not ranked:
         return None
     value, head = max(ranked)
+    if value < CLEAR:
+        return entry(title, f"none above {CLEAR}", f"largest {name} score: {head}, {value:.3f}")
     return entry(title, str(head), f"{name} score {value:.3f}")
 
 
@@ -62,10 +68,9 @@ def copying(measured: Measurements) -> Html | None:
         return None
     value, head = max(ranked)
     positive = sum(v > 0 for v, _ in ranked)
+    shown, said = (str(head), "copying score") if value >= CLEAR else (f"none above {CLEAR}", f"largest score: {head},")
     return entry(
-        "Most copying head",
-        str(head),
-        f"copying score {number(value, '+.3f')}; {positive} of {len(ranked)} are positive",
+        "Most copying head", shown, f"{said} {number(value, '+.3f')}; {positive} of {len(ranked)} are positive"
     )
 
 
@@ -76,5 +81,7 @@ def effects(measured: Measurements) -> list[Html]:
         ranked = [(value, part) for part, value in measured.effects.items() if isinstance(part, kind)]
         if ranked:
             value, part = max(ranked)
-            found.append(entry(title, str(part), f"zero-ablation changes the loss by {number(value, '+.3f')} nats"))
+            said = f"zero-ablation changes the loss by {number(value, '+.3f')} nats"
+            needed = value >= LEAST_EFFECT
+            found.append(entry(title, str(part) if needed else "none", said if needed else f"largest: {part}, {said}"))
     return found

@@ -23,7 +23,9 @@ def paths(measured: Measurements) -> Section:
     )
     found = measured.paths
     body = (
-        el("p", REFUSED, class_="note") if found is None else join([el("p", sure(found)), path_table(measured, found)])
+        el("p", REFUSED, class_="note")
+        if found is None
+        else join([el("p", join([sure(found), *cancelling(found)], " ")), path_table(measured, found)])
     )
     return Section("paths", "Paths", explanation, body)
 
@@ -38,6 +40,17 @@ def sure(found: PathExpansion) -> str:
     return (
         f"{looked}. These are the largest of them, not proven the largest of all; the remainder is exact all the same."
     )
+
+
+def cancelling(found: PathExpansion) -> list[str]:
+    """What it means that the unlisted paths together are larger than the lead."""
+    total, remainder = float(found.total), float(found.remainder)
+    if abs(remainder) <= abs(total):
+        return []
+    return [
+        f"The others together ({number(remainder, '+.3f')}) are larger than the lead itself ({number(total, '+.3f')}): "
+        "they and the listed paths largely cancel, so no list this short explains the lead."
+    ]
 
 
 def path_table(measured: Measurements, found: PathExpansion) -> Html:

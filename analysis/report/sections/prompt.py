@@ -34,7 +34,7 @@ def prompt(measured: Measurements) -> Section:
         ),
         html=join(
             [
-                el("p", summary),
+                el("p", summary, *([] if measured.built_in is None else [f" {measured.built_in}"])),
                 legend("0 nats", f"{uniform:.2f} nats or more", "var(--warm)"),
                 chips(measured, uniform),
                 el("div", id="guesses", class_="panel js-only", aria_live="polite"),

@@ -27,8 +27,9 @@ def scores(measured: Measurements) -> Section:
         title="Attention scores",
         explanation=join(
             [
-                f"Mean attention weight on places that name a behaviour, on {measured.by_head.attention.source}, so "
-                "that no meaning of a text helps: with n the length of a sequence, ",
+                f"Mean attention weight on places that name a behaviour, on {measured.by_head.attention.source}: no "
+                "meaning of a text helps, and only the repetition tells what comes next. With n the length of a "
+                "sequence, ",
                 formula("A[t, t−1]"),
                 " for a previous-token head, ",
                 formula("A[t, t−n+1]"),
@@ -59,4 +60,4 @@ def scores_table(measured: Measurements) -> Html:
         *(header(name, title=MEANINGS[name], sort=True) for name in SCORES),
     ]
     legend = el("p", join((f"{name}: {MEANINGS[name]}" for name in SCORES), "; "), ".", class_="note")
-    return join([table(heads, rows, caption="Attention scores of every head", class_="attention"), legend])
+    return join([table(heads, rows, caption=measured.by_head.attention.title(), class_="attention"), legend])
