@@ -12,7 +12,7 @@ from analysis.cli.output import print_json, print_table
 if TYPE_CHECKING:
     from analysis.claims import Claim, Verification
 
-HELP = "every checkable claim of the lecture, on a model; exit status 1 when one does not hold"
+HELP = "every checkable claim of the lecture “The Transformer”, on a model; exit status 1 when one does not hold"
 EXAMPLES = (
     "circuits verify",
     "circuits verify --model runs/model.safetensors --json",

@@ -54,8 +54,12 @@ def test_no_architecture_shows_a_form_with_another_total(name):
     assert closed_form(config, total + 1) is None
 
 
-def test_no_page_speaks_of_a_lecture(made):
-    assert "lecture" not in made.html.lower()
+def test_page_names_the_lecture_and_needs_it_nowhere_else(made):
+    page = Page(made.html)
+    assert "This toolkit follows a lecture, “The Transformer”" in made.html
+    before = made.html.split('<section id="claims"')[0].split("</nav>")[1]
+    assert "lecture" not in before.lower()
+    assert "claims" in page.sections
     assert "pre-norm LayerNorm, learned positions, exact GELU" in made.html
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.claims.verdict import Verdict, compared
-from analysis.report.markup import Html, el, join
+from analysis.report.markup import Html, el, formula, join
 from analysis.report.measurements import Measurements
 from analysis.report.section import Section
 from analysis.report.tables import header, row_header, table
@@ -25,8 +25,11 @@ def claims(measured: Measurements) -> Section:
         title="The lecture, checked",
         explanation=join(
             [
-                "Every definition, proposition, theorem, remark, aside and exercise of the lecture that says something "
-                "checkable, checked on this model: the measured quantity beside the most (or least) that it may be. "
+                "This toolkit follows a lecture, “The Transformer”, whose course configuration is ",
+                formula("(V, T_max, d, H, L)"),
+                " = (65, 64, 128, 4, 4). Every definition, proposition, theorem, remark, aside and exercise of it that "
+                "says something checkable, checked on this model: the measured quantity beside the most (or least) "
+                "that it may be. "
                 "Empirical asides are measured, and nothing is claimed of them.",
             ]
         ),
