@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from circuits import lens_names
 from circuits._lazy import attach
 
 __version__ = "0.1.0"
@@ -47,4 +48,4 @@ else:
         "save": "circuits.storage",
     }
     __all__ = list(_PUBLIC)
-    __getattr__, __dir__ = attach(__name__, _PUBLIC)
+    __getattr__, __dir__ = attach(__name__, _PUBLIC, lens_names.PACKAGE)

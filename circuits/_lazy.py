@@ -6,16 +6,20 @@ import difflib
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 _MACHINERY = ("__getattr__", "__dir__", "__annotations__")
 
 
-def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+def attach(
+    package: str, modules: Mapping[str, str], hints: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """The `__getattr__` and `__dir__` of a package whose public names live in other modules.
 
     Args:
         package: The package's `__name__`.
         modules: From each public name to the module that defines it.
+        hints: From names that others have to what they are here.
 
     Returns:
         `__getattr__`, which imports the defining module and keeps the value, and `__dir__`, which lists every name
@@ -25,6 +29,8 @@ def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], ob
     def __getattr__(name: str) -> object:
         if name not in modules:
             message = f"module {package!r} has no attribute {name!r}"
+            if name in hints:
+                raise AttributeError(f"{message}; here it is {hints[name]}")
             nearest = difflib.get_close_matches(name, modules, n=3)
             raise AttributeError(f"{message}; nearest: {', '.join(nearest)}" if nearest else message)
         value: object = getattr(importlib.import_module(modules[name]), name)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from circuits import names as vocabulary
+from circuits import lens_names, names as vocabulary
 from circuits.config import GPTConfig
 from circuits.tensorfile import FORMAT, CheckpointError, read_tensors, write_tensors
 
@@ -63,6 +63,9 @@ class ActivationCache(Mapping[str, Tensor]):
         if name not in self._activations:
             raise KeyError(f"{name} was not captured; ask for it: run_with_cache(tokens, names_filter=[{name!r}, ...])")
         return name
+
+    def __getattr__(self, name: str) -> object:
+        raise AttributeError(lens_names.absent(type(self).__name__, name, lens_names.CACHE))
 
     def __eq__(self, other: object) -> bool:
         # As a mapping it would ask tensors for one truth value; two runs are compared tensor by tensor.
@@ -118,6 +121,17 @@ class ActivationCache(Mapping[str, Tensor]):
             return self
         chosen = batch_rows(rows, len(next(iter(self.values()))))
         return self._map(lambda t: t[chosen])
+
+    def stack_activation(self, stem: str) -> Float[Tensor, "layer ..."]:
+        """One activation of every layer: ``stack_activation("pattern")`` is ``[layer batch head query key]``, a copy.
+
+        Raises:
+            KeyError: A stem that names nothing here, or an activation that was not captured in some layer.
+        """
+        n_layers, known = self.config.n_layers, vocabulary.hook_names(self.config)
+        names = [vocabulary.full_name((stem, layer), known, n_layers) for layer in range(n_layers)]
+        self.require(*names)
+        return torch.stack([self._activations[name] for name in names])
 
     def accumulated_resid(
         self, layer: int | None = None, *, incl_mid: bool = False

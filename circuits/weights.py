@@ -14,7 +14,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from circuits import lens_names
 from circuits.block import Blocks, TransformerBlock
+from circuits.components import Head
 from circuits.config import GPTConfig
 from circuits.factored import FactoredMatrix
 from circuits.layers import rotary_frequencies, rotary_tables, rotate
@@ -212,7 +214,7 @@ class StackedWeights(nn.Module):
 
     @property
     def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
-        """Query weights (a copy)."""
+        """Query weights: a copy, stacked. To change the model write into ``blocks[l].attn.W_Q``, a view."""
         return self._stack(lambda b: b.attn.W_Q)
 
     @property
@@ -257,7 +259,17 @@ class StackedWeights(nn.Module):
             raise AttributeError(f"this model has no {name}: {reason}")
         if name == "W_pos":
             raise AttributeError(f"this model has no W_pos: positions is {self.config.positions!r}")
-        return super().__getattr__(name)
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name not in lens_names.MODEL:
+                raise
+            raise AttributeError(lens_names.absent(type(self).__name__, name, lens_names.MODEL)) from None
+
+    @property
+    def all_head_labels(self) -> list[str]:
+        """The text of every head, ``"L0H0"`` to the last, in the order of ``[layer head]``."""
+        return [str(Head(layer, head)) for layer in range(self.config.n_layers) for head in range(self.config.n_heads)]
 
     def _mlps(self, what: str, *absent: int) -> Tensor:
         if self.config.attn_only or (what == "W_gate" and not self.config.gated_mlp):
