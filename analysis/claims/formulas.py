@@ -13,7 +13,7 @@ from torch import Tensor
 
 from circuits.attention import Attention
 from circuits.block import TransformerBlock
-from circuits.config import Activation
+from circuits.config import Activation, GPTConfig
 from circuits.layers import MLPLayer, Norm
 from circuits.model import HookedGPT
 
@@ -66,26 +66,26 @@ def multi_head_attention(X: Stream, attn: Attention) -> Stream:
     return out if attn.b_O is None else out + attn.b_O
 
 
-def mlp(u: Stream, layer: MLPLayer) -> Stream:
+def mlp(u: Stream, layer: MLPLayer, act: Activation) -> Stream:
     """Definition 2.1, ``W₂ σ(W₁ u + b₁) + b₂``; rows on the left here."""
     hidden = u @ layer.W_in + (0 if layer.b_in is None else layer.b_in)
-    return activation(hidden, layer.act) @ layer.W_out + (0 if layer.b_out is None else layer.b_out)
+    return activation(hidden, act) @ layer.W_out + (0 if layer.b_out is None else layer.b_out)
 
 
-def block(X: Stream, module: TransformerBlock, eps: float) -> Stream:
+def block(X: Stream, module: TransformerBlock, config: GPTConfig) -> Stream:
     """Definition 3.1, ``Y = X + MHA(LN₁(X))``, ``X' = Y + MLP(LN₂(Y))``."""
     assert module.ln1 is not None
     assert module.ln2 is not None
     assert module.mlp is not None
+    eps = config.norm_eps
     Y = X + multi_head_attention(layer_norm(X, module.ln1, eps), module.attn)
-    return Y + mlp(layer_norm(Y, module.ln2, eps), module.mlp)
+    return Y + mlp(layer_norm(Y, module.ln2, eps), module.mlp, config.act)
 
 
 def gpt(tokens: Int[Tensor, "batch pos"], model: HookedGPT) -> Float[Tensor, "batch pos d_vocab"]:
     """Section 5, ``X⁽⁰⁾ = E[x] + P``, L blocks, ``Z = LN_f(X⁽ᴸ⁾) W_U``; and b_U where there is one."""
-    eps = model.config.norm_eps
     X = model.W_E[tokens] + model.W_pos[: tokens.shape[1]]
     for module in model.blocks:
-        X = block(X, module, eps)
+        X = block(X, module, model.config)
     assert model.ln_final is not None
-    return layer_norm(X, model.ln_final, eps) @ model.W_U + model.b_U
+    return layer_norm(X, model.ln_final, model.config.norm_eps) @ model.W_U + model.b_U

@@ -61,7 +61,7 @@ def sublayer(on: Subject) -> Finding:
     worst = 0.0
     for layer in on.layers:
         u, mlp = _read_by_mlp(on, layer), _mlp_of(on, layer)
-        worst = largest(worst, difference(mlp(u, block_names(layer)), formulas.mlp(u, mlp)))
+        worst = largest(worst, difference(mlp(u, block_names(layer)), formulas.mlp(u, mlp, config.act)))
     return within(worst, on.tolerance, "" if config.act == "gelu" else f"σ is {config.act}")
 
 
