@@ -22,6 +22,14 @@ def test_the_python_in_the_readme_runs_from_top_to_bottom() -> None:
         exec(compile(block, "README.md", "exec"), names)
 
 
+@pytest.mark.parametrize("name", ["shakespeare", "induction"])
+def test_the_command_behind_a_bundled_model_is_the_one_on_its_card(name: str) -> None:
+    from circuits import load
+
+    on_one_line = README.replace("\\\n   ", "").replace("  ", " ")
+    assert load(name).card["command"] in on_one_line.splitlines()
+
+
 def test_the_readme_lists_every_command() -> None:
     from analysis.cli import COMMANDS as known
 
