@@ -70,8 +70,16 @@ ARGUMENTS = {
 
 def absent(owner: str, name: str, hints: Mapping[str, str]) -> str:
     """The message for an attribute that is not here, with what takes its place where TransformerLens has it."""
-    hint = f"; from TransformerLens? Here it is {hints[name]}" if name in hints else ""
+    hint = f"; here, unlike in TransformerLens: {hints[name]}" if name in hints else ""
     return f"{owner!r} object has no attribute {name!r}{hint}"
+
+
+class ModelType(type):
+    """The type of the model's class, for names asked of the class itself: ``HookedGPT.from_pretrained``."""
+
+    def __getattr__(cls, name: str) -> object:
+        hint = f"; here, unlike in TransformerLens: {MODEL[name]}" if name in MODEL else ""
+        raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}{hint}")
 
 
 def unexpected(function: str, arguments: Iterable[str]) -> str:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _SCOPED: ContextVar[tuple[tuple[HookedGPT, Hooks], ...]] = ContextVar("circuits_scoped_hooks", default=())
 
 
-class HookedGPT(StackedWeights, TextInterface):
+class HookedGPT(StackedWeights, TextInterface, metaclass=lens_names.ModelType):
     """A GPT whose every named activation can be read, kept and changed.
 
     Args:

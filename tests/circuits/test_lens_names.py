@@ -18,6 +18,8 @@ from tests.runs import run_of
 def test_a_missing_method_of_the_model_says_what_takes_its_place(name) -> None:
     with pytest.raises(AttributeError, match=re.escape(lens_names.MODEL[name])):
         getattr(run_of("course")[0], name)
+    with pytest.raises(AttributeError, match=re.escape(lens_names.MODEL[name])):
+        getattr(HookedGPT, name)
 
 
 @pytest.mark.parametrize("name", lens_names.CACHE)
