@@ -137,7 +137,7 @@ def test_labels_of_a_long_pattern_are_as_large_as_those_of_a_short_one(chromium,
 
 
 def test_names_under_the_pictures_are_not_cut(chromium, tmp_path):
-    report(load("induction"), torch.tensor([[5, 9, 2, 5, 9, 2]]), "induction").save(tmp_path / "page.html")
+    report(load("shakespeare"), torch.tensor([[5, 9, 2, 5, 9, 2]])).save(tmp_path / "page.html")
     view = chromium.new_page(viewport={"width": 420, "height": 900})
     view.goto((tmp_path / "page.html").as_uri())
     roles = view.locator(".tiles button small")

@@ -6,6 +6,7 @@ from small_models import small_model
 from test_report import Page
 
 from analysis.accounting import parameter_table
+from analysis.prompts import default_tokens
 from analysis.report import report
 from analysis.report.card import loss_curve, provenance
 from analysis.report.sections.ablation import ablation
@@ -126,7 +127,6 @@ def test_attribution_and_ablation_say_how_they_differ(made):
 
 
 def test_paths_say_what_a_remainder_larger_than_the_lead_means():
-    made = report(load("shakespeare"), load("shakespeare").to_tokens("ROMEO:\nO gentle Juliet, speak again! Speak"))
-    paths = made.measurements.paths
-    assert ("largely cancel" in made.html) == (abs(float(paths.remainder)) > abs(float(paths.total)))
+    made = report(load("shakespeare"), default_tokens(load("shakespeare")))
+    assert "The others together (+0.832) are larger than the lead itself (+0.449)" in made.html
     assert "largely cancel" not in report(load("induction"), torch.tensor([[5, 9, 2, 7, 5, 9, 2]])).html
