@@ -33,7 +33,18 @@ def claims(measured: Measurements) -> Section:
                 "Empirical asides are measured, and nothing is claimed of them.",
             ]
         ),
-        html=join([el("p", found.title() + "."), table(heads, rows, caption="Claims of the lecture", class_="plain")]),
+        html=join(
+            [
+                el("p", found.title() + "."),
+                # Long, and read for what fails: open where something does.
+                el(
+                    "details",
+                    el("summary", "Every claim, one by one"),
+                    table(heads, rows, caption="Claims of the lecture", class_="plain"),
+                    open=bool(found.failures),
+                ),
+            ]
+        ),
     )
 
 
