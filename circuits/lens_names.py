@@ -1,11 +1,11 @@
 """Names that TransformerLens has and this toolkit has not: what to write instead.
 
-Read only where an attribute or an argument is missing, to say more than that it is.
+Read only where an attribute is missing, to say more than that it is. Arguments are in docs/migration.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 _HOOKS = "hooks are arguments: model.run_with_hooks(tokens, fwd_hooks=[(name, function)]), or with model.hooks(...): …"
 _LOAD = 'circuits.load("hf:ORG/NAME"), a folder or a file; circuits.pretrained.from_transformer_lens(model)'
@@ -51,39 +51,8 @@ CACHE = {
     "model": "the model that you have: a cache holds none, functions take both",
 }
 
-ARGUMENTS = {
-    "return_type": "a call gives the logits; model.loss(tokens) gives the loss",
-    "loss_per_token": "model.loss(tokens, per_token=True)",
-    "remove_batch_dim": "index the batch: cache[name][0]",
-    "stop_at_layer": "ask for the stream: run_with_cache(tokens, names_filter='blocks.2.hook_resid_pre')",
-    "start_at_layer": "circuits.rerun recomputes from where an intervention acts",
-    "prepend_bos": "it belongs to model.to_tokens(text, prepend_bos=...)",
-    "padding_side": "model.to_batch(texts, side) gives tokens and the attention_mask to pass on",
-    "past_kv_cache": "model.generate keeps one of its own",
-    "incl_bwd": "model.run_with_grads(tokens, scalar, names_filter)",
-    "bwd_hooks": "model.run_with_grads(tokens, scalar, names_filter)",
-    "device": "cache.to(device)",
-    "reset_hooks_end": "no hook is ever left behind",
-    "clear_contexts": "no hook is ever left behind",
-}
-
 
 def absent(owner: str, name: str, hints: Mapping[str, str]) -> str:
     """The message for an attribute that is not here, with what takes its place where TransformerLens has it."""
     hint = f"; here, unlike in TransformerLens: {hints[name]}" if name in hints else ""
     return f"{owner!r} object has no attribute {name!r}{hint}"
-
-
-class ModelType(type):
-    """The type of the model's class, for names asked of the class itself: ``HookedGPT.from_pretrained``."""
-
-    def __getattr__(cls, name: str) -> object:
-        hint = f"; here, unlike in TransformerLens: {MODEL[name]}" if name in MODEL else ""
-        raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}{hint}")
-
-
-def unexpected(function: str, arguments: Iterable[str]) -> str:
-    """The message for keyword arguments that a function does not take."""
-    first = next(iter(arguments))
-    hint = f": {ARGUMENTS[first]}" if first in ARGUMENTS else ""
-    return f"{function}() got an unexpected keyword argument {first!r}{hint}"

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from circuits import generation, lens_names, names
+from circuits import generation, names
 from circuits.block import Blocks, TransformerBlock
 from circuits.cache import ActivationCache
 from circuits.config import GPTConfig
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _SCOPED: ContextVar[tuple[tuple[HookedGPT, Hooks], ...]] = ContextVar("circuits_scoped_hooks", default=())
 
 
-class HookedGPT(StackedWeights, TextInterface, metaclass=lens_names.ModelType):
+class HookedGPT(StackedWeights, TextInterface):
     """A GPT whose every named activation can be read, kept and changed.
 
     Args:
@@ -97,7 +97,7 @@ class HookedGPT(StackedWeights, TextInterface, metaclass=lens_names.ModelType):
     # --- the forward pass ---
 
     def forward(
-        self, tokens: Int[Tensor, "batch pos"], attention_mask: Tensor | None = None, **unknown: None
+        self, tokens: Int[Tensor, "batch pos"], attention_mask: Tensor | None = None
     ) -> Float[Tensor, "batch pos d_vocab"]:
         """Logits of the next token at every position.
 
@@ -109,8 +109,6 @@ class HookedGPT(StackedWeights, TextInterface, metaclass=lens_names.ModelType):
         Raises:
             TypeError, ValueError, IndexError: Tokens or a mask that cannot mean anything; the message says which.
         """
-        if unknown:
-            raise TypeError(lens_names.unexpected("forward", unknown))
         return self._pass(tokens, attention_mask, NO_HOOKS)[0]
 
     def _pass(self, tokens: Tensor, attention_mask: Tensor | None, hooks: Hooks) -> tuple[Tensor, dict[str, Tensor]]:
@@ -185,7 +183,6 @@ class HookedGPT(StackedWeights, TextInterface, metaclass=lens_names.ModelType):
         attention_mask: Tensor | None = None,
         *,
         fwd_hooks: FwdHooks = (),
-        **unknown: None,
     ) -> tuple[Float[Tensor, "batch pos d_vocab"], ActivationCache]:
         """Logits, and the activations that `names_filter` selects, as they are after any change by `fwd_hooks`.
 
@@ -198,8 +195,6 @@ class HookedGPT(StackedWeights, TextInterface, metaclass=lens_names.ModelType):
         Raises:
             KeyError: A name that the model does not have, with the closest that it has.
         """
-        if unknown:
-            raise TypeError(lens_names.unexpected("run_with_cache", unknown))
         hooks = Hooks(names.resolve(names_filter, self.hook_names), edits_of(fwd_hooks, self.hook_names))
         logits, captured = self._pass(tokens, attention_mask, hooks)
         return logits, self._cache(captured, tokens, attention_mask)
@@ -209,7 +204,6 @@ class HookedGPT(StackedWeights, TextInterface, metaclass=lens_names.ModelType):
         tokens: Int[Tensor, "batch pos"],
         fwd_hooks: FwdHooks = (),
         attention_mask: Tensor | None = None,
-        **unknown: None,
     ) -> Float[Tensor, "batch pos d_vocab"]:
         """Logits of a pass in which functions see and change activations.
 
@@ -223,8 +217,6 @@ class HookedGPT(StackedWeights, TextInterface, metaclass=lens_names.ModelType):
             KeyError: A name that the model does not have.
             ValueError: A function returned another shape or type; the message names the hook.
         """
-        if unknown:
-            raise TypeError(lens_names.unexpected("run_with_hooks", unknown))
         return self._pass(tokens, attention_mask, Hooks(edits=edits_of(fwd_hooks, self.hook_names)))[0]
 
     def run_with_grads(
