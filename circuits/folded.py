@@ -17,9 +17,10 @@ from torch import Tensor
 from circuits.block import TransformerBlock
 from circuits.config import GPTConfig
 from circuits.factored import FactoredMatrix
+from circuits.head_circuits import turned
 from circuits.layers import Norm
 from circuits.model import HookedGPT
-from circuits.weights import stacked, turned
+from circuits.weights import stacked
 
 
 def read_through(W: Float[Tensor, "*batch d_model n"], norm: Norm | None) -> Float[Tensor, "*batch d_model n"]:

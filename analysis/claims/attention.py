@@ -12,8 +12,8 @@ from analysis.claims.claim import Finding, applies, claim, within
 from analysis.claims.conventions import off_attention
 from analysis.claims.subject import Subject, difference, largest
 from circuits.attention import Attention
+from circuits.head_circuits import turned
 from circuits.names import block_names
-from circuits.weights import turned
 
 
 def read_by_attention(on: Subject, layer: int) -> Tensor:

@@ -15,8 +15,8 @@ from circuits.finite import check_finite
 from circuits.folded import HeadWeights, head_weights
 from circuits.full_circuits.entries import TopEntries, top_entries
 from circuits.full_circuits.sources import check_source, folded_bias, read_by_unembedding, read_source
+from circuits.head_circuits import turned
 from circuits.model import HookedGPT
-from circuits.weights import turned
 
 
 @dataclass(frozen=True, eq=False)

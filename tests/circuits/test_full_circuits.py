@@ -66,7 +66,7 @@ QK_CASES = [(n, s) for n in PRE if not ARCHITECTURES[n].qk_norm for s in sources
 @pytest.mark.parametrize(("name", "source"), QK_CASES)
 def test_the_full_qk_circuit_and_its_biases_are_the_scores(name, source):
     """At the norm scale of each row: what the model computes for rows that stand alone in the stream."""
-    from circuits.weights import turned
+    from circuits.head_circuits import turned
 
     model, head = model_of(name), 1
     offset = 3 if model.config.positions == "rotary" else None

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from circuits import HookedGPT
-from circuits.weights import turned
+from circuits.head_circuits import turned
 from tests.architectures import ARCHITECTURES, NAMES, make
 from tests.batches import random_tokens
 
