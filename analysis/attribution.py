@@ -15,10 +15,13 @@ from torch import Tensor
 from analysis.results import Result, result
 from analysis.uncertainty import bootstrap_interval
 from circuits import paths
+from circuits.arguments import require_model
 from circuits.components import Component
 from circuits.residual import Unit, direct_logit_attribution, needed_names
-from circuits.residual.readout import Tokens
+from circuits.residual.positions import Position, asked_positions
+from circuits.residual.readout import Tokens, whole_ids
 from circuits.tokens import check_mask, check_tokens, last_positions
+from circuits.validity import require_whole
 
 if TYPE_CHECKING:
     from circuits.model import HookedGPT
@@ -65,7 +68,7 @@ def logit_attribution(
     wrong: Answers = None,
     *,
     attention_mask: Tensor | None = None,
-    position: int = -1,
+    position: Position = -1,
     unit: Unit = "head",
     batch_size: int = 32,
 ) -> Attribution:
@@ -80,7 +83,7 @@ def logit_attribution(
         correct: The answer, an id or a text: one for all prompts or one for each; by default the model's likeliest.
         wrong: The token to compare with; by default the likeliest of the others.
         attention_mask: 1 for tokens, 0 for padding.
-        position: −1 is the last real token of each prompt.
+        position: One, or one for each prompt: −1 is the last real token of each.
         unit: ``"layer"``, ``"head"`` or ``"neuron"``.
         batch_size: How many prompts run at once.
 
@@ -88,18 +91,20 @@ def logit_attribution(
         ValueError: A post-norm model; NaN or infinities, with the first place.
         IndexError: A token or position that does not exist.
     """
+    require_model(model)
     tokens = check_tokens(tokens, model.config)
     mask = check_mask(attention_mask, tokens)
     right, other = _answers("correct", correct, model, tokens), _answers("wrong", wrong, model, tokens)
+    at = _one_for_each(position, len(tokens))
     parts, pairs = [], []
-    for start in range(0, len(tokens), batch_size):
+    for start in range(0, len(tokens), require_whole("batch_size", batch_size)):
         rows = slice(start, start + batch_size)
         part_mask = None if mask is None else mask[rows]
         with torch.no_grad():
             logits, cache = model.run_with_cache(tokens[rows], needed_names(model.config, unit), part_mask)
-        pair = answers_of(logits, part_mask, _part(right, rows), _part(other, rows), position)
+        pair = answers_of(logits, part_mask, _part(right, rows), _part(other, rows), at[rows])
         pairs.append(pair)
-        parts.append(direct_logit_attribution(model, cache, *pair, position, unit=unit))
+        parts.append(direct_logit_attribution(model, cache, *pair, at[rows], unit=unit))
     value = torch.cat([part.values for part in parts], dim=1).cpu()
     return Attribution(
         components=parts[0].components,
@@ -122,7 +127,7 @@ def logit_paths(
     wrong: Answers = None,
     *,
     attention_mask: Tensor | None = None,
-    position: int = -1,
+    position: Position = -1,
     top: int | None = 20,
     routes: int = 0,
     budget: int = paths.BUDGET,
@@ -131,12 +136,14 @@ def logit_paths(
 
     See `circuits.paths.expand_paths`; answers that are not given are found as for `logit_attribution`.
     """
+    require_model(model)
     tokens = check_tokens(tokens, model.config)
     with torch.no_grad():
         logits, cache = model.run_with_cache(tokens, paths.needed_names(model.config), attention_mask=attention_mask)
     right, other = _answers("correct", correct, model, tokens), _answers("wrong", wrong, model, tokens)
-    pair = answers_of(logits, cache.attention_mask, right, other, position)
-    return paths.expand_paths(model, cache, *pair, position, top, routes=routes, budget=budget)
+    at = _one_for_each(position, len(tokens))
+    pair = answers_of(logits, cache.attention_mask, right, other, at)
+    return paths.expand_paths(model, cache, *pair, at, top, routes=routes, budget=budget)
 
 
 def answers_of(
@@ -144,7 +151,7 @@ def answers_of(
     mask: Bool[Tensor, "batch pos"] | None,
     correct: Int[Tensor, " batch"] | None,
     wrong: Int[Tensor, " batch"] | None,
-    position: int = -1,
+    position: Position = -1,
 ) -> tuple[Int[Tensor, " batch"], Int[Tensor, " batch"]]:
     """The two tokens to compare: those given, else the likeliest at the position, and the likeliest of the others.
 
@@ -154,7 +161,8 @@ def answers_of(
     if logits.shape[-1] < 2:
         raise ValueError("a logit difference needs a vocabulary of at least 2 tokens")
     last = last_positions(logits, mask)
-    at = last + 1 + position if position < 0 else torch.full_like(last, position)
+    asked = asked_positions(-1 if position is None else position, len(last)).to(last.device)
+    at = torch.where(asked < 0, last + 1 + asked, asked)
     # A position that does not exist is refused, with its reason, by the attribution itself.
     here = logits[torch.arange(len(at), device=at.device), at.clamp(0, logits.shape[1] - 1)]
     if correct is None:
@@ -172,16 +180,22 @@ def _likeliest_but(token: Int[Tensor, " batch"] | None, logits: Float[Tensor, "b
     return logits.argmax(-1)
 
 
+def _one_for_each(position: Position, batch: int) -> Int[Tensor, " batch"]:
+    if position is None:
+        raise ValueError("one position of each prompt is attributed: give position a number, or one for each prompt")
+    return asked_positions(position, batch)
+
+
 def _answers(
     name: str, tokens: Answers, model: HookedGPT, prompts: Int[Tensor, "batch pos"]
 ) -> Int[Tensor, " batch"] | None:
     if tokens is None:
         return None
-    ids = torch.as_tensor(model.to_token_ids(tokens))
+    ids = whole_ids(name, tokens, model)
     if ids.ndim > 1 or (ids.ndim == 1 and len(ids) != len(prompts)):
         raise ValueError(f"{name} has shape {list(ids.shape)}; expected one token, or one for each of {len(prompts)}")
     return ids.expand(len(prompts))
 
 
-def _part(tokens: Int[Tensor, " batch"] | None, rows: slice) -> Int[Tensor, " batch"] | None:
+def _part(tokens: Int[Tensor, " batch"] | None, rows: slice) -> Int[Tensor, " part"] | None:
     return None if tokens is None else tokens[rows]

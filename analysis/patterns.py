@@ -9,10 +9,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from analysis.results import Result, result
+from circuits.arguments import require_model, seeded
+from circuits.finite import check_result
 from circuits.model import HookedGPT
 from circuits.names import block_names
 from circuits.tokens import check_mask, check_tokens
-from circuits.validity import require_whole
 
 Pattern = Float[Tensor, "batch layer head query key"]
 PREVIEWED = 6  # weights that the repr shows
@@ -54,10 +55,16 @@ def attention_patterns(
         model: A model.
         tokens: Prompts.
         attention_mask: 1 for tokens, 0 for padding.
+
+    Raises:
+        ValueError: Weights, hence attention, that are not finite (where first).
     """
+    require_model(model)
     names = [block_names(layer).pattern for layer in range(model.config.n_layers)]
     _, cache = model.run_with_cache(tokens, names_filter=names, attention_mask=attention_mask)
-    return AttentionPatterns(pattern=torch.stack([cache[name] for name in names], dim=1), tokens=tokens)
+    pattern = torch.stack([cache[name] for name in names], dim=1)
+    check_result("the attention", model, pattern)
+    return AttentionPatterns(pattern=pattern, tokens=tokens)
 
 
 # --- rules ----------------------------------------------------------------------------------------------------------
@@ -120,6 +127,7 @@ def head_scores(
     Raises:
         ValueError: Nothing to score: an `n` that n_ctx does not hold, or prompts of a single token.
     """
+    require_model(model)
     if tokens is None:
         start = start_token(model)
         length = _longest_repeat(model, start) if n is None else n
@@ -216,13 +224,14 @@ def repeated_tokens(model: HookedGPT, n: int, batch: int = 8, seed: int = 0) -> 
     Raises:
         ValueError: `n` below 2, twice `n` longer than n_ctx, or `batch` below 1.
     """
+    require_model(model)
     config, start = model.config, start_token(model)
     length = 2 * n + (start is not None)
     if n < 2 or batch < 1:
         raise ValueError(f"repeated sequences need n ≥ 2 and batch ≥ 1, not n {n} and batch {batch}")
     if length > config.n_ctx:
         raise ValueError(f"n {n} twice is a sequence of {length} tokens, but n_ctx is {config.n_ctx}")
-    generator = torch.Generator().manual_seed(require_whole("seed", seed, least=-(2**63)))
+    generator = seeded(seed)
     drawable = torch.tensor([token for token in range(config.d_vocab) if token != start])
     rounds = -(-n // len(drawable))  # more than one only where the vocabulary is too small for n different tokens
     orders = [torch.rand(batch, len(drawable), generator=generator).argsort(-1) for _ in range(rounds)]

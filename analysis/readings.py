@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from analysis.metrics import KL, LogitDiff, Loss, Metric, Prompts, measured, raised
+from circuits.finite import check_finite
 from circuits.model import HookedGPT
 from circuits.rerun.clean import Clean
 from circuits.rerun.engine import Changed
@@ -52,8 +53,16 @@ class ReadMetric:
         """The metric on this clean run.
 
         Raises:
-            TypeError, ValueError: It is no number for each prompt, or NaN, on the clean run.
+            TypeError, ValueError: It is no number for each prompt, or NaN, on the clean run; the first weight that is
+                not finite, where that is why.
         """
+        try:
+            return self._bound(clean)
+        except ValueError:
+            check_finite(dict(clean.model.named_parameters()))  # a weight, if it is one
+            raise
+
+    def _bound(self, clean: Clean) -> Reading:
         if isinstance(self.metric, Loss):
             return LossReading(self.metric, clean)
         if isinstance(self.metric, KL):

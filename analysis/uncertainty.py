@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from circuits.arguments import seeded
+
 # Up to this many prompts every choice of signs is tried, beyond it a sample.
 _ENUMERATED = 12
 
@@ -41,7 +43,7 @@ def bootstrap_interval(
     batch = values.shape[-1]
     if batch < 2:
         return values.new_full((len(values), 2), float("nan"))
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     picks = torch.randint(batch, (draws, batch), generator=generator)
     counts = torch.zeros(draws, batch, dtype=torch.float64).scatter_add_(1, picks, torch.ones_like(picks).double())
     counts, weight = counts.to(values.device), weights.double().expand_as(values)
@@ -69,7 +71,7 @@ def sign_flip_p_values(
     if batch <= _ENUMERATED:
         signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=batch)), dtype=torch.float64)
     else:
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeded(seed)
         signs = torch.randint(2, (draws, batch), generator=generator).double() * 2 - 1
         signs = torch.cat([torch.ones(1, batch, dtype=torch.float64), signs])
     weighted = values.double() * weights.double()

@@ -255,5 +255,7 @@ def check_component(component: Component, config: GPTConfig) -> None:
 
 
 def _in_range(component: Component, axis: str, index: int, size: int) -> None:
+    if isinstance(index, bool) or not hasattr(index, "__index__"):
+        raise TypeError(f"{axis} must be a whole number, not {index!r}")
     if not 0 <= index < size:
         raise IndexError(f"{component}: {axis} {index} is not in a model of {size} {axis}s (0 to {size - 1})")

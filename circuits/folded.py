@@ -14,12 +14,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from circuits.arguments import require_model
 from circuits.block import TransformerBlock
 from circuits.config import GPTConfig
 from circuits.factored import FactoredMatrix
 from circuits.head_circuits import turned
 from circuits.layers import Norm
 from circuits.model import HookedGPT
+from circuits.validity import require_whole
 from circuits.weights import stacked
 
 
@@ -98,9 +100,14 @@ def head_weights(
         layers: Some layers, in this order; by default all of them. The others are not touched.
 
     Raises:
+        TypeError: No model, an offset that is not whole, or `raw` not a truth value.
         ValueError: An offset for a model whose positions are not rotary.
     """
+    require_model(model)
     config = model.config
+    if not isinstance(raw, bool):
+        raise TypeError(f"raw must be True or False, not {raw!r}")
+    offset = require_whole("offset", offset, least=-(2**63))
     if offset and config.positions != "rotary":
         raise ValueError(f"offset {offset} means nothing where positions is {config.positions!r}, not 'rotary'")
     maps = [
@@ -141,6 +148,7 @@ def mlp_weights(
     Raises:
         ValueError: A model without MLPs.
     """
+    require_model(model)
     block, config = model.blocks[layer], model.config
     if block.mlp is None:
         raise ValueError("the model is attention-only: it has no MLP weights")
@@ -156,6 +164,7 @@ def mlp_weights(
 @torch.no_grad()
 def unembedding(model: HookedGPT, raw: bool = False) -> Float[Tensor, "d_model d_vocab"]:
     """`W_U` read through the final norm and centred over the vocabulary, since softmax sees no shift of all logits."""
+    require_model(model)
     if raw:
         return _at_least_float32(model.W_U.detach())
     W_U = read_through(model.W_U, model.ln_final)
@@ -165,6 +174,7 @@ def unembedding(model: HookedGPT, raw: bool = False) -> Float[Tensor, "d_model d
 @torch.no_grad()
 def embedding(model: HookedGPT, raw: bool = False) -> Float[Tensor, "d_vocab d_model"]:
     """`W_E` as it enters the stream: times `embed_scale`, centred where every reader centres."""
+    require_model(model)
     W_E = _at_least_float32(model.W_E.detach())
     if raw:
         return W_E
@@ -178,6 +188,7 @@ def positional_embedding(model: HookedGPT, raw: bool = False) -> Float[Tensor, "
     Raises:
         ValueError: Positions that are not learned.
     """
+    require_model(model)
     if model.pos_embed is None:
         raise ValueError(f"the model has no positional embedding: positions is {model.config.positions!r}")
     W_pos = _at_least_float32(model.W_pos.detach())

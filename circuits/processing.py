@@ -16,6 +16,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from circuits.arguments import require_model
 from circuits.config import GPTConfig
 from circuits.finite import check_finite
 from circuits.folded import read_through
@@ -40,6 +41,7 @@ def fold_ln(model: HookedGPT) -> HookedGPT:
         ValueError: Post-norm, where a norm's output is the stream that later layers add to; a gated MLP under a
             LayerNorm with a shift, which the gate has no bias to take; weights that are not finite.
     """
+    require_model(model)
     config = model.config
     if config.norm_placement == "post":
         raise ValueError(
@@ -80,6 +82,7 @@ def center_writing_weights(model: HookedGPT) -> HookedGPT:
         ValueError: Something reads the stream with its mean (RMSNorm, no norm, no final norm, post-norm), or puts one
             back (a norm on a branch's output); weights that are not finite.
     """
+    require_model(model)
     config = model.config
     refusals = {
         "it has no norm, so nothing takes the stream's mean off": config.norm is None,
@@ -116,6 +119,7 @@ def center_unembed(model: HookedGPT) -> HookedGPT:
     Raises:
         ValueError: A soft cap on the logits, which bends what softmax would not see; weights that are not finite.
     """
+    require_model(model)
     config = model.config
     if config.logit_softcap is not None:
         raise ValueError(
@@ -141,6 +145,7 @@ def fold_value_biases(model: HookedGPT) -> HookedGPT:
     Raises:
         ValueError: Weights that are not finite.
     """
+    require_model(model)
     config = model.config
     state = _copied_weights(model)
     if not (

@@ -53,8 +53,10 @@ def require_whole(name: str, value: object, least: int = 1) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be a whole number, not {value!r}")
     number = operator.index(value)
-    if not least <= number < 2**63:
-        raise ValueError(f"{name} must be at least {least} and below 2**63, not {number}")
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, not {number}")
+    if number >= 2**63:
+        raise ValueError(f"{name} must be below 2**63, not {number}")
     return number
 
 

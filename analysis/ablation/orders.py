@@ -12,6 +12,7 @@ from analysis.ablation.sweeps import AnyMetric
 from analysis.metrics import Prompts, as_metric, measured
 from analysis.results import Result, result
 from analysis.uncertainty import bootstrap_interval, weighted_mean
+from circuits.arguments import require_model
 from circuits.model import HookedGPT
 from circuits.tokens import check_mask, check_tokens
 
@@ -70,6 +71,7 @@ def reorder_blocks(
         IndexError: A layer that the model does not have.
         ValueError: No orders, or a metric that is not one number for each prompt.
     """
+    require_model(model)
     tokens = check_tokens(tokens, model.config)
     mask = check_mask(attention_mask, tokens)
     if not orders:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from analysis.ablation.writes import Site, Write, needed_names, site_of
+from circuits.arguments import seeded
 from circuits.components import Component
 from circuits.model import HookedGPT
 from circuits.rerun import Edit, Put, Zero
@@ -133,7 +134,7 @@ def resampled_writes(
         ValueError: A single prompt and no reference, or a reference of another length.
     """
     batch, pos = tokens.shape
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     if reference.tokens is None:
         source, rows = tokens, other_rows(batch, generator)
     else:

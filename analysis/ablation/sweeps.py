@@ -15,6 +15,7 @@ from analysis.ablation.targets import Given, Target, members, targets_of
 from analysis.metrics import Metric
 from analysis.results import label_text
 from analysis.uncertainty import bootstrap_interval, weighted_mean
+from circuits.arguments import require_model
 from circuits.components import Component, Head, check_component
 from circuits.model import HookedGPT
 from circuits.names import block_names
@@ -83,6 +84,7 @@ def ablate(
             prompt, or with padding; a metric of another shape than ``[batch]`` or NaN, for which component.
         IndexError: A layer, head, neuron or position that does not exist.
     """
+    require_model(model)
     targets = targets_of(components, model.config)
     if pairs:
         return _pairs(model, tokens, targets, method, metric, options)
@@ -101,6 +103,7 @@ def ablate_in_order(
 
     Args and errors as for `ablate`.
     """
+    require_model(model)
     flat = [members(target) for target in targets_of(order, model.config)]
     grown = tuple(tuple(c for target in flat[: k + 1] for c in target) for k in range(len(flat)))
     return measured_ablation(plan(model, tokens, grown, method, metric, options), grown)
@@ -129,6 +132,7 @@ def ablate_all_but(
     Raises:
         ValueError: What is kept is not among what is ablated, or is all of it; otherwise as for `ablate`.
     """
+    require_model(model)
     universe = [c for target in targets_of(among, model.config) for c in members(target)]
     sets = targets_of(kept, model.config)
     ablated = []
@@ -166,6 +170,7 @@ def knock_out_attention(
     Raises:
         ValueError: A key that is not in the prompts, or something that is no head.
     """
+    require_model(model)
     keys = [keys] if isinstance(keys, int) else list(keys)
     outside = [key for key in keys if not 0 <= key < tokens.shape[1]]
     if outside or not keys:

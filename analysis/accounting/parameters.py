@@ -24,8 +24,15 @@ class HasConfig(Protocol):
 
 
 def config_of(subject: GPTConfig | HasConfig) -> GPTConfig:
-    """The configuration itself, or that of a model."""
-    return subject if isinstance(subject, GPTConfig) else subject.config
+    """The configuration itself, or that of a model.
+
+    Raises:
+        TypeError: Neither.
+    """
+    config = subject if isinstance(subject, GPTConfig) else getattr(subject, "config", None)
+    if not isinstance(config, GPTConfig):
+        raise TypeError(f"expected a model or a GPTConfig, not {subject!r:.80}")
+    return config
 
 
 @result

@@ -8,6 +8,7 @@ from torch import Tensor
 from analysis.claims.claim import Finding, applies, claim, within
 from analysis.claims.subject import Subject, largest
 from analysis.ranks import numerical_rank
+from circuits.arguments import seeded
 from circuits.attention import per_query_head
 from circuits.gauge import fibre_dimension
 from circuits.model import HookedGPT
@@ -74,7 +75,7 @@ def rank_of_scores(on: Subject) -> Finding:
     config = on.model.config
     length = min(config.n_ctx, 2 * config.d_head, 256)
     applies(length > config.d_head, f"n_ctx = {config.n_ctx} is not above d_head: every T × T matrix obeys the bound")
-    generator = torch.Generator().manual_seed(on.seed)
+    generator = seeded(on.seed)
     tokens = torch.randint(config.d_vocab, (1, length), generator=generator).to(on.model.device)
     worst = 0.0
     seen = _queries_and_keys(on.model, tokens, sorted({layer for layer, _ in on.heads}))

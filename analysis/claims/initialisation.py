@@ -9,6 +9,7 @@ from torch import Tensor
 
 from analysis.claims.claim import Finding, applies, claim, measurement, within
 from analysis.claims.subject import Subject
+from circuits.arguments import seeded
 from circuits.model import HookedGPT
 from circuits.names import block_names
 from circuits.tokens import next_token_losses
@@ -28,7 +29,7 @@ def _fresh(on: Subject) -> tuple[HookedGPT, str]:
 def _fresh_tokens(on: Subject) -> Tensor:
     """Random tokens, enough of them that the mean loss is that of the distribution."""
     config = on.model.config
-    generator = torch.Generator().manual_seed(on.seed)
+    generator = seeded(on.seed)
     shape = (2 if on.large else _SAMPLE, min(config.n_ctx, 16 if on.large else 64))
     return torch.randint(config.d_vocab, shape, generator=generator).to(on.model.device)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from analysis.geometry import private_copy, sequence_jacobian
 from analysis.prompts import default_tokens
+from circuits.arguments import seeded
 from circuits.cache import ActivationCache
 from circuits.layers import Norm
 from circuits.model import HookedGPT
@@ -110,13 +111,13 @@ class Subject:
 
     def noise(self, *shape: int, seed: int = 0) -> Tensor:
         """Standard normal numbers, the same at every call."""
-        generator = torch.Generator().manual_seed(self.seed + seed)
+        generator = seeded(self.seed + seed)
         drawn = torch.randn(*shape, generator=generator, dtype=torch.float64)
         return drawn.to(self.model.device, self.model.dtype)
 
     def other_tokens(self) -> Int[Tensor, "batch pos"]:
         """Tokens that differ from `tokens` at every position, where the vocabulary has two."""
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = seeded(self.seed)
         vocabulary = self.model.config.d_vocab
         shift = torch.randint(1, max(vocabulary, 2), self.tokens.shape, generator=generator)
         return (self.tokens + shift.to(self.tokens.device)) % vocabulary
@@ -195,7 +196,7 @@ def subject_of(model: HookedGPT, tokens: Int[Tensor, "batch pos"] | None = None,
     if tokens is not None:
         return Subject(model, copied, check_tokens(tokens, model.config), seed)
     prompt = default_tokens(model)[:, : 16 if large else 64]
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     random = torch.randint(model.config.d_vocab, prompt.shape, generator=generator).to(prompt.device)
     return Subject(model, copied, torch.cat([prompt, random]), seed)
 

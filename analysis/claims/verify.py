@@ -28,6 +28,7 @@ from analysis.claims import (
 from analysis.claims.claim import Claim
 from analysis.claims.subject import size_of, subject_of
 from analysis.claims.verdict import Verdict, Verification, verification
+from circuits.arguments import require_model
 from circuits.model import HookedGPT
 
 _SECTIONS = (
@@ -101,6 +102,7 @@ def verify(
         KeyError: A claim that there is not, with the nearest.
         ValueError: A model within `with model.hooks(...)`.
     """
+    require_model(model)
     chosen = list(CLAIMS.values()) if claims is None else [find(identifier) for identifier in claims]
     subject = subject_of(model, tokens, seed)
     verdicts = []

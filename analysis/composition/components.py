@@ -22,9 +22,10 @@ from analysis.composition.cores import (
     writers,
 )
 from analysis.results import Label, Result, result
+from circuits.arguments import require_model
 from circuits.components import MLP, Component, Embed, Head, PosEmbed
 from circuits.config import GPTConfig
-from circuits.finite import check_finite
+from circuits.finite import check_finite, check_result
 from circuits.folded import embedding, head_weights, mlp_weights, positional_embedding, unembedding
 from circuits.model import HookedGPT
 
@@ -90,6 +91,7 @@ def component_composition(model: HookedGPT, reads: str, raw: bool = False, offse
         ValueError: Unknown `reads`, ``"mlp"`` of an attention-only model, an offset without rotary positions, or
             weights that are not finite (where first).
     """
+    require_model(model)
     if reads not in READS:
         raise ValueError(f"reads {reads!r} is not one of {', '.join(map(repr, READS))}")
     if reads == "mlp" and model.config.attn_only:
@@ -129,37 +131,39 @@ def _stages(config: GPTConfig, layer: int) -> tuple[int, int]:
 
 def _writers(model: HookedGPT, raw: bool) -> Iterator[_Written]:
     config = model.config
-    yield _Written([Embed()], 0, _one_writer(embedding(model, raw)))
+    yield _Written([Embed()], 0, _one_writer(model, embedding(model, raw)))
     if config.positions == "learned":
-        yield _Written([PosEmbed()], 0, _one_writer(positional_embedding(model, raw)))
+        yield _Written([PosEmbed()], 0, _one_writer(model, positional_embedding(model, raw)))
     for layer in range(config.n_layers):
         attention, mlp = _stages(config, layer)
         heads: list[Component] = [Head(layer, head) for head in range(config.n_heads)]
         yield _Written(heads, attention, head_writers(head_weights(model, raw, layers=[layer])))
         if config.has_mlp:
-            yield _Written([MLP(layer)], mlp, _one_writer(mlp_weights(model, layer, raw)[1]))
+            yield _Written([MLP(layer)], mlp, _one_writer(model, mlp_weights(model, layer, raw)[1]))
 
 
 def _readers(model: HookedGPT, reads: str, raw: bool, offset: int) -> Iterator[_Read]:
     config = model.config
     if reads == "unembed":
-        yield _Read(["unembed"], 2 * config.n_layers + 1, _one_reader(unembedding(model, raw)))
+        yield _Read(["unembed"], 2 * config.n_layers + 1, _one_reader(model, unembedding(model, raw)))
         return
     for layer in range(config.n_layers):
         attention, mlp = _stages(config, layer)
         if reads == "mlp":
-            yield _Read([MLP(layer)], mlp, _one_reader(mlp_weights(model, layer, raw)[0]))
+            yield _Read([MLP(layer)], mlp, _one_reader(model, mlp_weights(model, layer, raw)[0]))
         else:
             weights = head_weights(model, raw, offset, layers=[layer])
             labels: list[Label] = [Head(layer, head) for head in range(config.n_heads)]
             yield _Read(labels, attention, head_readers(weights, reads))
 
 
-def _one_writer(W: Float[Tensor, "n d_model"]) -> Writers:
+def _one_writer(model: HookedGPT, W: Float[Tensor, "n d_model"]) -> Writers:
+    check_result("a map to the stream", model, W)
     return writers(_reduced(W)[None])
 
 
-def _one_reader(M: Float[Tensor, "d_model n"]) -> Readers:
+def _one_reader(model: HookedGPT, M: Float[Tensor, "d_model n"]) -> Readers:
+    check_result("a map from the stream", model, M)
     return readers(_reduced(M.mT).mT[None])
 
 

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from analysis.composition.cores import KINDS, Writers, head_readers, head_writers, scores
 from analysis.results import Result, result
+from circuits.arguments import require_model
 from circuits.components import Head
 from circuits.finite import check_finite
 from circuits.folded import head_weights
 from circuits.model import HookedGPT
+from circuits.validity import require_whole
 
 
 @result
@@ -40,6 +42,7 @@ class CompositionScores(Result):
 
     def strongest(self, k: int) -> list[tuple[Head, Head, float]]:
         """The k pairs of heads that compose most, with their scores, the highest first."""
+        k = require_whole("k", k, least=0)
         scores = self.score.flatten().nan_to_num(float("-inf"))
         values, places = scores.topk(min(k, int(scores.isfinite().sum())))
         index = torch.unravel_index(places, self.score.shape)
@@ -76,6 +79,7 @@ def composition_scores(
         ValueError: No kind or an unknown one, an offset without rotary positions, or weights that are not finite
             (where first).
     """
+    require_model(model)
     if kind is None:
         raise ValueError(f"say which composition: kind is one of {', '.join(map(repr, KINDS))}")
     if kind not in KINDS:

@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from analysis.results import Result, result
+from circuits.arguments import require_model, seeded
+from circuits.finite import check_finite
 from circuits.folded import embedding, head_weights
 from circuits.model import HookedGPT
 
@@ -49,6 +51,8 @@ def stream_bandwidth(model: HookedGPT, sample: int = SAMPLE, seed: int = 0) -> S
         sample: How many embeddings to compare at most.
         seed: Of the sample.
     """
+    require_model(model)
+    check_finite(dict(model.named_parameters()))
     d_model = model.config.d_model
     W_E = sampled_embeddings(model, sample, seed)
     largest, mean = coherence(W_E)
@@ -65,11 +69,12 @@ def stream_bandwidth(model: HookedGPT, sample: int = SAMPLE, seed: int = 0) -> S
 
 def sampled_embeddings(model: HookedGPT, sample: int = SAMPLE, seed: int = 0) -> Float[Tensor, "n d_model"]:
     """The token embeddings as readers see them, those that are 0 left out; of a large vocabulary, a seeded sample."""
+    require_model(model)
     W_E = embedding(model)
     W_E = W_E[W_E.norm(dim=-1) > 0]
     if len(W_E) <= sample:
         return W_E
-    return W_E[torch.randperm(len(W_E), generator=torch.Generator().manual_seed(seed))[:sample].to(W_E.device)]
+    return W_E[torch.randperm(len(W_E), generator=seeded(seed))[:sample].to(W_E.device)]
 
 
 def coherence(vectors: Float[Tensor, "n d"]) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from analysis.patterns import attention_patterns
 from analysis.results import Result, result
+from circuits.arguments import require_model
 from circuits.model import HookedGPT
 
 
@@ -39,6 +40,7 @@ def head_diversity(model: HookedGPT, tokens: Int[Tensor, "batch pos"]) -> HeadDi
     Raises:
         ValueError: Prompts of a single token, where every head looks at the same place.
     """
+    require_model(model)
     if tokens.shape[1] < 2:
         raise ValueError("head diversity needs prompts of at least 2 tokens; got 1")
     pattern = attention_patterns(model, tokens).pattern[:, :, :, 1:]

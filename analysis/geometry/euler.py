@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.results import Result, result
+from circuits.arguments import require_model
 from circuits.model import HookedGPT
 from circuits.names import block_names
 
@@ -46,6 +47,7 @@ def euler_steps(model: HookedGPT, tokens: Int[Tensor, "batch pos"], steps: Seque
     Raises:
         ValueError: Fewer than two numbers of steps, or not ascending from 1.
     """
+    require_model(model)
     if len(steps) < 2 or steps[0] < 1 or list(steps) != sorted(set(steps)):
         raise ValueError(f"steps must be at least two ascending whole numbers from 1 on, not {list(steps)}")
     names = [block_names(layer).resid_pre for layer in range(model.config.n_layers)]

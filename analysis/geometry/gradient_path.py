@@ -10,6 +10,7 @@ from torch import Tensor
 
 from analysis.geometry.jacobians import reading
 from analysis.results import Result, result
+from circuits.arguments import require_model, seeded
 from circuits.model import HookedGPT
 from circuits.tokens import check_tokens
 
@@ -56,6 +57,7 @@ def gradient_path(
         ValueError: `probes` not between 1 and d_model, or more than one sequence.
         IndexError: A position that there is not.
     """
+    require_model(model)
     tokens = check_tokens(tokens, model.config)
     if len(tokens) != 1:
         raise ValueError(f"a gradient path is that of one sequence [1 pos], not of {len(tokens)}")
@@ -84,7 +86,7 @@ def _directions(model: HookedGPT, probes: int | None, seed: int) -> Float[Tensor
     d_model = model.config.d_model
     if probes is None:
         return torch.eye(d_model, dtype=model.dtype, device=model.device)
-    noise = torch.randn(d_model, probes, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    noise = torch.randn(d_model, probes, generator=seeded(seed), dtype=torch.float64)
     basis: Tensor = torch.linalg.qr(noise).Q.T
     return basis.to(model.device, model.dtype)
 

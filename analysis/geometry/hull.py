@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from analysis.results import Result, result
+from circuits.arguments import require_model
 from circuits.attention import per_query_head
 from circuits.model import HookedGPT
 from circuits.names import block_names
@@ -47,6 +48,7 @@ def hull_membership(model: HookedGPT, tokens: Int[Tensor, "batch pos"]) -> HullM
         model: A model.
         tokens: Prompts.
     """
+    require_model(model)
     config = model.config
     names = [block_names(layer) for layer in range(config.n_layers)]
     wanted = [name for n in names for name in (n.pattern, n.v, n.z)]

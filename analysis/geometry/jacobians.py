@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.results import Result, result
+from circuits.arguments import require_model
 from circuits.model import HookedGPT
 from circuits.names import block_names
 from circuits.run import Run
@@ -67,6 +68,7 @@ def block_jacobians(model: HookedGPT, tokens: Int[Tensor, "1 pos"], layer: int, 
     Raises:
         IndexError: A layer or position that there is not.
     """
+    require_model(model)
     x, layer, at = _stream_before(model, tokens, layer, position)
     run = reading(model.start(tokens[:, : at + 1]), at)
     block = model.blocks[layer]

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.results import Result, result
+from circuits.arguments import require_model
 from circuits.cache import ActivationCache
 from circuits.config import NormKind
 from circuits.layers import Norm, centred, norm_scale
@@ -33,6 +34,7 @@ def norm_inputs(model: HookedGPT, cache: ActivationCache) -> list[tuple[str, Nor
         model: A model.
         cache: Of a run; with the streams and, for post-norm models, what the branches wrote.
     """
+    require_model(model)
     found: list[tuple[str, Norm, Tensor]] = []
     post = model.config.norm_placement == "post"
     for layer, block in enumerate(model.blocks):
@@ -93,6 +95,7 @@ def norm_geometry(
     Raises:
         ValueError: A model without norms on its stream.
     """
+    require_model(model)
     if model.config.norm is None:
         raise ValueError("this model has no norms (norm is None): there is no geometry of them to measure")
     _, cache = model.run_with_cache(tokens)

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.results import Result, result
+from circuits.arguments import require_model
 from circuits.model import HookedGPT
 from circuits.names import block_names
 
@@ -42,6 +43,7 @@ def update_sizes(
         tokens: Prompts.
         attention_mask: 1 for tokens, 0 for padding, which is left out of the means.
     """
+    require_model(model)
     config = model.config
     names = [block_names(layer) for layer in range(config.n_layers)]
     wanted = [name for n in names for name in (n.resid_pre, n.attn_out, n.resid_post)]

@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from analysis.geometry.copies import private_copy
 from analysis.results import Result, result
+from circuits.arguments import require_model
 from circuits.config import GPTConfig
 from circuits.layers import Norm
 from circuits.model import HookedGPT
@@ -77,6 +78,7 @@ def scale_invariance(
     Raises:
         ValueError: A model whose loss sees the scale, and why.
     """
+    require_model(model)
     seen = scale_blindness(model.config)
     if seen is not None:
         raise ValueError(f"the loss of this model is not scale-invariant: {seen}")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from analysis.matching.assignment import best_assignment
 from analysis.results import Result, result
+from circuits.arguments import require_model
 from circuits.components import Component, Head
 from circuits.finite import check_finite
 from circuits.folded import HeadWeights, embedding, head_weights, unembedding
@@ -78,6 +79,7 @@ def match_heads(
         ValueError: Vocabularies of different sizes, unknown circuits, different layers under `same_layer`, or weights
             that are not finite.
     """
+    require_model(model, other)
     _check(model, other, circuits, same_layer)
     dtype = torch.promote_types(torch.promote_types(model.dtype, other.dtype), torch.float32)
     first, second = (_ends(m, raw, dtype) for m in (model, other))

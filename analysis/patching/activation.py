@@ -17,8 +17,10 @@ from analysis.metrics import KL, Metric, Prompts, as_metric, measured
 from analysis.patching.pairs import Pair, paired
 from analysis.patching.result import KINDS, Patching, summed_up
 from analysis.readings import ReadMetric
+from circuits.arguments import require_model
 from circuits.cache import ActivationCache
 from circuits.config import GPTConfig
+from circuits.finite import check_finite
 from circuits.model import HookedGPT
 from circuits.names import block_names
 from circuits.rerun import Intervention, Put
@@ -119,6 +121,7 @@ def activation_patch(
             runs (with both numbers), or one that is not one number for each prompt.
         TypeError: An option that there is not.
     """
+    require_model(model)
     check_options(options)
     field, n_heads = _site(site, model.config)
     pair = _paired(model, clean, corrupt, direction, options)
@@ -198,7 +201,11 @@ def source_value(
     base = model(pair.base.tokens, pair.base.mask) if isinstance(metric, KL) else logits
     if base.shape != logits.shape:
         raise ValueError(f"a divergence between runs of {base.shape[1]} and {logits.shape[1]} positions is not defined")
-    return measured(metric, logits, Prompts(source.tokens, source.mask, base), "the run patched from")
+    try:
+        return measured(metric, logits, Prompts(source.tokens, source.mask, base), "the run patched from")
+    except ValueError:
+        check_finite(dict(model.named_parameters()))  # a weight, if it is one
+        raise
 
 
 def weights_of(metric: Metric, pair: Pair) -> Float[Tensor, " batch"]:

@@ -27,6 +27,7 @@ from analysis.patching.result import summed_up
 from analysis.readings import ReadMetric
 from analysis.results import Result, result
 from analysis.uncertainty import prompts_and_interval
+from circuits.arguments import require_model
 from circuits.cache import ActivationCache
 from circuits.components import Component
 from circuits.model import HookedGPT
@@ -115,6 +116,7 @@ def path_patch(
             what is read; otherwise as for `activation_patch`.
         IndexError: A layer or head that the model does not have.
     """
+    require_model(model)
     check_options(options)
     if model.config.norm_placement == "post":
         raise ValueError("paths need pre-norm blocks: behind a norm, a write is no summand of what is read")

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from analysis.ranks.heads import refuse_nonfinite
 from analysis.results import Result, result
-from circuits.finite import check_finite, finite_matrix
+from circuits.arguments import require_model
+from circuits.finite import check_result, finite_matrix
 from circuits.folded import embedding, head_weights, unembedding
 from circuits.model import HookedGPT
 
@@ -49,11 +50,15 @@ def copying_scores(model: HookedGPT, raw: bool = False) -> CopyingScores:
     Args:
         model: A model.
         raw: Measure the bare weights.
+
+    Raises:
+        ValueError: Weights that are NaN or infinite (where first).
     """
+    require_model(model)
     weights = head_weights(model, raw)
-    refuse_nonfinite(weights)
+    refuse_nonfinite(weights, model)
     W_E, W_U = embedding(model, raw), unembedding(model, raw)
-    check_finite({"W_E": W_E, "W_U": W_U})
+    check_result("the map from tokens to logits", model, W_E, W_U)
     shared = W_U @ W_E
     eigenvalues = torch.linalg.eigvals(finite_matrix(weights.W_O @ shared @ weights.W_V))
     sizes = eigenvalues.abs()

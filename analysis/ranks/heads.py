@@ -8,7 +8,9 @@ from torch import Tensor
 
 from analysis.ranks.spectra import Spectrum, ranks_of
 from analysis.results import Result, result
+from circuits.arguments import require_model
 from circuits.factored import FactoredMatrix
+from circuits.finite import check_finite, check_result
 from circuits.folded import HeadWeights, embedding, head_weights, unembedding
 from circuits.model import HookedGPT
 
@@ -64,11 +66,13 @@ def head_ranks(model: HookedGPT, raw: bool = False, offset: int = 0, *, full: bo
     Raises:
         ValueError: Weights that are NaN or infinite (in which head), or an offset without rotary positions.
     """
+    require_model(model)
     weights = head_weights(model, raw, offset)
-    refuse_nonfinite(weights)
+    refuse_nonfinite(weights, model)
     config = model.config
     circuits = {"QK": (weights.QK, config.d_model), "OV": (weights.OV, config.d_model)}
     if full:
+        check_result("the full circuits", model, embedding(model, raw), unembedding(model, raw))
         circuits |= {name: (matrix, config.d_vocab) for name, matrix in _full(model, weights, raw).items()}
     bound = min(config.d_head, config.d_model)
     spectra = [_padded(matrix.singular_values(), bound) for matrix, _ in circuits.values()]
@@ -101,10 +105,15 @@ def _padded(s: Spectrum, length: int) -> Float[Tensor, "*batch {length}"]:
     return torch.nn.functional.pad(s[..., :length], (0, max(0, length - s.shape[-1])))
 
 
-def refuse_nonfinite(weights: HeadWeights) -> None:
-    """Refuse weights with NaN or infinities, by the first head that has them."""
+def refuse_nonfinite(weights: HeadWeights, model: HookedGPT) -> None:
+    """Refuse maps with NaN or infinities, by the first head that has them and the weight they come from."""
     for name in ("W_Q", "W_K", "W_V", "W_O"):
         bad = (~getattr(weights, name).isfinite()).nonzero()
         if len(bad):
             layer, head = bad[0, :2].tolist()
-            raise ValueError(f"{name} of L{layer}H{head} holds NaN or infinity")
+            what = f"{name} of L{layer}H{head} holds NaN or infinity"
+            try:
+                check_finite(dict(model.named_parameters()))
+            except ValueError as cause:
+                raise ValueError(f"{what}: {cause}") from None
+            raise ValueError(what)

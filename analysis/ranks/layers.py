@@ -9,6 +9,7 @@ from torch import Tensor
 from analysis.ranks.heads import refuse_nonfinite
 from analysis.ranks.spectra import numerical_rank, ranks_of
 from analysis.results import Result, result
+from circuits.arguments import require_model
 from circuits.factored import FactoredMatrix
 from circuits.folded import head_weights
 from circuits.model import HookedGPT
@@ -22,8 +23,7 @@ class LayerRanks(Result):
         circuits: Labels of the axis `circuit`. ``"QK query"`` and ``"OV read"`` are the heads' matrices side by side,
             ``[M¹ … M^H]``: the directions that any head reads. ``"QK key"`` and ``"OV write"`` are the matrices one
             above the other: the directions that any head attends by, or writes. ``"OV sum"`` is ``Σ_h W_OV^h``, what
-                the layer
-            does where all heads attend alike.
+            the layer does where all heads attend alike.
         singular_values: Descending.
         numerical_rank: How many singular values are above rounding.
         stable_rank: ``Σ s² / s_1²``.
@@ -67,8 +67,9 @@ def layer_ranks(model: HookedGPT, raw: bool = False, offset: int = 0) -> LayerRa
     Raises:
         ValueError: Weights that are NaN or infinite (in which head), or an offset without rotary positions.
     """
+    require_model(model)
     weights = head_weights(model, raw, offset)
-    refuse_nonfinite(weights)
+    refuse_nonfinite(weights, model)
     d_model = model.config.d_model
     QK, OV = weights.QK, weights.OV
     bound = min(model.config.n_heads * model.config.d_head, d_model)

@@ -8,10 +8,12 @@ from torch import Tensor
 
 from analysis.ranks.spectra import ranks_of
 from analysis.results import Result, result
+from circuits.arguments import require_model
 from circuits.attention import per_query_head
 from circuits.cache import ActivationCache
 from circuits.config import GPTConfig
 from circuits.factored import FactoredMatrix
+from circuits.finite import check_result
 from circuits.model import HookedGPT
 from circuits.names import block_names
 from circuits.tokens import check_mask, check_tokens
@@ -52,9 +54,8 @@ def score_ranks(model: HookedGPT, tokens: Int[Tensor, "batch pos"], attention_ma
     """Singular values of the unmasked, scaled ``S = q kᵀ · attn_scale``, and five ranks made of them.
 
     Queries and keys as the scores are made from them: with biases, query and key norms and rotation; before any soft
-        cap
-    and before the mask, both of which can raise a rank above d_head. The factors are never multiplied out. Rows and
-    columns of padding are 0 and add nothing.
+    cap and before the mask, both of which can raise a rank above d_head. The factors are never multiplied out. Rows
+    and columns of padding are 0 and add nothing.
 
     Args:
         model: A model.
@@ -64,6 +65,7 @@ def score_ranks(model: HookedGPT, tokens: Int[Tensor, "batch pos"], attention_ma
     Raises:
         TypeError, ValueError, IndexError: Tokens or a mask that cannot mean anything; activations that are not finite.
     """
+    require_model(model)
     tokens = check_tokens(tokens, model.config)
     mask = check_mask(attention_mask, tokens)
     config, pos = model.config, tokens.shape[1]
@@ -94,4 +96,5 @@ def _matrices(
     if mask is not None:
         q, k = (x.masked_fill(~mask[..., None, None], 0.0) for x in (q, k))
     k = per_query_head(k, config.group_size)
+    check_result(f"queries or keys of layer {layer}", model, q, k)
     return FactoredMatrix(config.attn_scale * q.transpose(1, 2), k.permute(0, 2, 3, 1))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from analysis.patterns import repeated_tokens as repeated_sequences, start_token
 from analysis.tasks.pairs import PromptPairs, pairs_of, single_token
+from circuits.arguments import require_model, seeded
 from circuits.model import HookedGPT
 from circuits.text import Tokenizer
 
@@ -46,6 +47,7 @@ def repeated_tokens(model: HookedGPT, n: int = 8, batch: int = 8, seed: int = 0)
         ValueError: `n` below 2, sequences longer than n_ctx, or a vocabulary too small for `n` different tokens and one
             more.
     """
+    require_model(model)
     drawn = repeated_sequences(model, n, batch, seed)
     offset = drawn.shape[1] - 2 * n
     asked = n // 2
@@ -65,7 +67,7 @@ def _unused(drawn: Int[Tensor, "batch pos"], model: HookedGPT, seed: int) -> Int
         free[:, start] = 0.0
     if not bool(free.any(1).all()):
         raise ValueError(f"a vocabulary of {model.config.d_vocab} has no token left that the prompt does not use")
-    picked = torch.multinomial(free, 1, generator=torch.Generator().manual_seed(seed))[:, 0]
+    picked = torch.multinomial(free, 1, generator=seeded(seed))[:, 0]
     return picked.to(drawn.device)
 
 
@@ -86,7 +88,8 @@ def indirect_object(
     Raises:
         ValueError: A tokenizer with fewer than two of the names as single tokens, or none at all; prompts too short.
     """
-    generator = torch.Generator().manual_seed(seed)
+    require_model(model)
+    generator = seeded(seed)
     if on_tokens:
         return _roles(model, batch, length, generator)
     tokenizer = _tokenizer(model, "indirect_object")
@@ -147,7 +150,8 @@ def greater_than(
     Raises:
         ValueError: A tokenizer that cuts too few years in two, or none at all; too few tokens.
     """
-    generator = torch.Generator().manual_seed(seed)
+    require_model(model)
+    generator = seeded(seed)
     if on_tokens:
         return _ordered(model, batch, length, generator)
     tokenizer = _tokenizer(model, "greater_than")

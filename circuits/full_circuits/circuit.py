@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from circuits.arguments import require_model
 from circuits.attention import Attention
 from circuits.components import Head, check_component
 from circuits.factored import FactoredMatrix
-from circuits.finite import check_finite
+from circuits.finite import check_result
 from circuits.folded import HeadWeights, head_weights
 from circuits.full_circuits.entries import TopEntries, top_entries
 from circuits.full_circuits.sources import check_source, folded_bias, read_by_unembedding, read_source
@@ -98,6 +99,7 @@ def full_ov(model: HookedGPT, layer: int, head: int, source: str = "token", raw:
         IndexError: A layer or head that the model does not have.
         ValueError: A source that does not exist, or weights that are not finite (where first).
     """
+    require_model(model)
     where = _head(model, layer, head)
     check_source(model, source, where.layer)
     weights = head_weights(model, raw, layers=[where.layer])
@@ -155,10 +157,11 @@ def full_qk(
         IndexError: A layer or head that the model does not have.
         ValueError: A source that does not exist, an offset without rotary positions, weights that are not finite.
     """
+    require_model(model)
     where = _head(model, layer, head)
     for source in (query, key):
         check_source(model, source, where.layer)
-    weights = head_weights(model, raw, offset or 0, layers=[where.layer])
+    weights = head_weights(model, raw, 0 if offset is None else offset, layers=[where.layer])
     attn, config = model.blocks[where.layer].attn, model.config
     W_Q, W_K = weights.W_Q[0, where.head], weights.W_K[0, where.head]
     b_Q = _bias_of(attn, "Q", where.head, model, where.layer, raw)
@@ -206,6 +209,6 @@ def _note(weights: HeadWeights, kind: str, raw: bool) -> str:
 
 
 def _checked(model: HookedGPT, circuit: FullCircuit) -> FullCircuit:
-    if not bool(circuit.matrix.A.isfinite().all() and circuit.matrix.B.isfinite().all()):
-        check_finite(dict(model.named_parameters()))
+    parts = (circuit.matrix.A, circuit.matrix.B, circuit.row_term, circuit.column_term)
+    check_result(f"the {circuit.kind} circuit of {circuit.head}", model, *parts, torch.tensor(circuit.constant))
     return circuit

@@ -8,10 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from circuits.arguments import require_model
 from circuits.components import Head, check_component
+from circuits.finite import check_result
 from circuits.folded import head_weights
 from circuits.full_circuits.sources import check_source, read_by_unembedding, read_source
 from circuits.model import HookedGPT
+from circuits.validity import require_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,21 +72,30 @@ def singular_directions(
 
     Raises:
         IndexError: A layer or head that the model does not have.
-        ValueError: An unknown circuit or source, or weights that are not finite.
+        TypeError, ValueError: `n` or `tokens` not a whole number of at least 1.
+        ValueError: An unknown circuit or source, an offset for the OV circuit,
+            or weights that are not finite (where first).
     """
+    require_model(model)
     if circuit not in ("OV", "QK"):
         raise ValueError(f"circuit {circuit!r} is not one of 'OV', 'QK'")
     where = Head(layer, head)
     check_component(where, model.config)
     check_source(model, source, layer)
-    weights = head_weights(model, raw, offset or 0, layers=[layer])
-    U, S, Vh = (weights.OV if circuit == "OV" else weights.QK)[0, head].svd()
+    if circuit == "OV" and offset:
+        raise ValueError(f"offset {offset} belongs to the QK circuit; the OV circuit depends on no position")
+    n, tokens = require_whole("n", n), require_whole("tokens", tokens)
+    weights = head_weights(model, raw, 0 if offset is None else offset, layers=[layer])
+    matrix = (weights.OV if circuit == "OV" else weights.QK)[0, head]
+    check_result(f"W_{circuit} of {where}", model, matrix.A, matrix.B)
+    U, S, Vh = matrix.svd()
     n = min(n, len(S))
     left = read_source(model, source, U[:, :n], raw).mT
     if circuit == "OV":
         right = read_by_unembedding(model, Vh[:n], raw)
     else:
         right = read_source(model, source, Vh[:n].mT, raw).mT
+    check_result(f"the readout of {where} in tokens", model, left, right)
     left_tokens, left_values = _ends(left, tokens)
     right_tokens, right_values = _ends(right, tokens)
     return SingularDirections(where, circuit, S[:n], left_tokens, left_values, right_tokens, right_values, weights.note)

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from circuits.factored import FactoredMatrix
+from circuits.validity import require_whole
 
 # Entries of a block: on a CPU it should stay in the cache between the product and the search, but threads that meet
 # after every block should not meet too often either.
@@ -53,10 +54,11 @@ def top_entries(matrix: FactoredMatrix, k: int = 20, by: str = "value") -> TopEn
     Raises:
         ValueError: Leading axes, k below 1, an unknown order, or entries that are not finite.
     """
+    if not isinstance(matrix, FactoredMatrix):
+        raise TypeError(f"expected a FactoredMatrix, not {type(matrix).__name__}")
     if matrix.ndim != 2:
         raise ValueError(f"expected one matrix [m n] to search, got shape {list(matrix.shape)}; index a head first")
-    if k < 1:
-        raise ValueError(f"k must be at least 1, not {k}")
+    k = require_whole("k", k)
     if by not in ORDERS:
         raise ValueError(f"by {by!r} is not one of {', '.join(map(repr, ORDERS))}")
     U, S, Vh = matrix.detach().svd()

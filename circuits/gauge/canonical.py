@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from circuits.arguments import require_model
 from circuits.attention import Attention
 from circuits.config import GPTConfig
 from circuits.finite import check_finite
@@ -54,6 +55,7 @@ def canonical(model: HookedGPT) -> HookedGPT:
     Raises:
         ValueError: Weights that are not finite (where first).
     """
+    require_model(model)
     check_finite(dict(model.named_parameters()))
     new = copied(model)
     config = model.config

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from circuits.arguments import require_model
+from circuits.finite import check_finite
 from circuits.gauge.freedom import (
     group_of,
     key_bias_matters,
@@ -48,11 +50,13 @@ def fibre_dimension(model: HookedGPT, layer: int, head: int, circuit: str) -> Fi
 
     Raises:
         IndexError: A layer or head that the model does not have.
-        ValueError: An unknown circuit.
+        ValueError: An unknown circuit, or weights that are not finite (where first).
     """
+    require_model(model)
     config = model.config
     kv, heads = group_of(config, layer, head)
     attn = model.blocks[layer].attn
+    check_finite(dict(attn.named_parameters(prefix=f"blocks.{layer % config.n_layers}.attn")))
     rows = slice(heads.start, heads.stop)
     if circuit == "OV":
         return _of_pairs([(widest(attn.W_V[kv]), widest(attn.W_O[rows]).mT.flatten(0, 1))])

@@ -20,6 +20,7 @@ from circuits.attention import Attention
 from circuits.config import GPTConfig
 from circuits.layers import rotary_frequencies
 from circuits.model import HookedGPT
+from circuits.validity import require_whole
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def group_of(config: GPTConfig, layer: int, head: int) -> tuple[int, range]:
         IndexError: A layer or head that the model does not have.
     """
     for axis, index, size in (("layer", layer, config.n_layers), ("head", head, config.n_heads)):
+        require_whole(axis, index, least=-(2**63))
         if not -size <= index < size:
             raise IndexError(f"{axis} {index} is not in a model of {size} {axis}s (0 to {size - 1})")
     kv = head % config.n_heads // config.group_size

@@ -6,8 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from circuits.arguments import require_model
 from circuits.attention import Attention
 from circuits.config import GPTConfig
+from circuits.finite import check_finite
 from circuits.gauge.freedom import copied, group_of, score_forms, widest
 from circuits.model import HookedGPT
 
@@ -25,15 +27,18 @@ def transform_qk(model: HookedGPT, layer: int, head: int, R: Float[Tensor, "d_he
         R: The gauge matrix.
 
     Raises:
+        TypeError: No model; R no tensor of real floating-point numbers.
         IndexError: A layer or head that the model does not have.
-        ValueError: R of another shape, singular, or not allowed: of a rotary model it must commute with the
+        ValueError: R of another shape, singular, not finite, or not allowed: of a rotary model it must commute with the
             rotations, under query and key norms it must also be orthogonal and commute with their gains.
     """
+    require_model(model)
     config = model.config
     kv, heads = group_of(config, layer, head)
     attn = model.blocks[layer].attn
     R = _checked(R, config)
     _check_allowed(R, config, attn)
+    check_finite(dict(model.named_parameters()))
     inverse = torch.linalg.inv(R)
     new = copied(model)
     attn = new.blocks[layer].attn
@@ -58,11 +63,14 @@ def transform_ov(model: HookedGPT, layer: int, head: int, R: Float[Tensor, "d_he
         R: The gauge matrix.
 
     Raises:
+        TypeError: No model; R no tensor of real floating-point numbers.
         IndexError: A layer or head that the model does not have.
-        ValueError: R of another shape, or singular.
+        ValueError: R of another shape, or singular; weights that are not finite (where first).
     """
+    require_model(model)
     kv, heads = group_of(model.config, layer, head)
     R = _checked(R, model.config)
+    check_finite(dict(model.named_parameters()))
     inverse = torch.linalg.inv(R)
     new = copied(model)
     attn = new.blocks[layer].attn
@@ -82,6 +90,9 @@ def _multiply(view: Tensor | None, right: Tensor) -> None:
 
 def _checked(R: Tensor, config: GPTConfig) -> Tensor:
     """R in float64, invertible."""
+    if not isinstance(R, Tensor) or not R.is_floating_point():
+        came = R.dtype if isinstance(R, Tensor) else type(R).__name__
+        raise TypeError(f"expected a gauge matrix R of real floating-point numbers, a tensor, not {came}")
     expected = (config.d_head, config.d_head)
     if tuple(R.shape) != expected:
         raise ValueError(f"expected a gauge matrix R of shape {list(expected)} (d_head × d_head), got {list(R.shape)}")

@@ -17,6 +17,7 @@ from circuits.paths.search import Found, Search
 from circuits.residual.positions import Position, Positions, resolve_positions
 from circuits.residual.readout import Readout, Tokens, logit_readout
 from circuits.residual.requirements import check_linear, require_finite
+from circuits.validity import require_whole
 
 BUDGET = 2048
 
@@ -140,5 +141,5 @@ def _check_arguments(position: Position, top: int | None, routes: int, budget: i
     if position is None:
         raise ValueError("paths lead to one position of each prompt: give position a number, or one for each prompt")
     for name, value, least in (("top", top, 1), ("routes", routes, 0), ("budget", budget, 1)):
-        if value is not None and value < least:
-            raise ValueError(f"{name} must be at least {least}, not {value}")
+        if value is not None:
+            require_whole(name, value, least)

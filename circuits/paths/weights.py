@@ -14,10 +14,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from circuits.arguments import require_model
 from circuits.components import AttnBias, Component, Embed, Head, PosEmbed, UnembedBias, ValueBias, as_head
 from circuits.factored import FactoredMatrix
+from circuits.finite import check_result
 from circuits.layers import rotary_frequencies, rotary_tables, rotate
 from circuits.model import HookedGPT
+from circuits.validity import require_whole
 
 MOST_PATHS = 100_000
 
@@ -48,7 +51,7 @@ class WeightPath:
             b_U = self.model.b_U.detach()
             return FactoredMatrix(b_U.new_ones(1, 1), b_U[None])
         rows, through = _through_heads(self.model, self.components)
-        return FactoredMatrix(rows, through @ self.model.W_U.detach())
+        return _checked(self.model, FactoredMatrix(rows, through @ self.model.W_U.detach()))
 
     def __str__(self) -> str:
         return " → ".join(map(str, self.components))
@@ -87,12 +90,13 @@ class ScorePath:
         q = self._side(self.query, attn.W_Q[self.head.head], b_Q)
         k = self._side(self.key, attn.W_K[shared], b_K)
         if config.positions == "rotary":
+            offset = require_whole("offset", offset, least=-(2**63))
             frequencies = rotary_frequencies(config).to(q.device)
             cos, sin = rotary_tables(frequencies, torch.tensor([offset], device=q.device), q.dtype)
             q = rotate(q, (cos[0, 0], sin[0, 0]), config.rotary_layout)
         elif offset:
             raise ValueError(f"positions are {config.positions!r}, so no score depends on an offset; got {offset}")
-        return FactoredMatrix(q * config.attn_scale, k.mT)
+        return _checked(self.model, FactoredMatrix(q * config.attn_scale, k.mT))
 
     def _side(self, path: tuple[Component, ...], W: Tensor, bias: Tensor | None) -> Float[Tensor, "row d_head"]:
         if not path:
@@ -137,6 +141,7 @@ def expand_weights(model: HookedGPT, max_heads: int | None = None) -> tuple[Weig
     Raises:
         ValueError: A model with MLPs or norms, whose paths depend on the run; more paths than can be listed.
     """
+    require_model(model)
     check_weight_only(model)
     paths = [WeightPath(path, model) for path in _stream_paths(model, model.config.n_layers, max_heads)]
     if model.config.bias_unembed:
@@ -153,6 +158,7 @@ def expand_scores(model: HookedGPT, head: Head | str, max_heads: int | None = No
         ValueError: As for `expand_weights`; or q/k norms, with which scores are no sum of terms.
         IndexError: A head that the model does not have.
     """
+    require_model(model)
     check_weight_only(model)
     head = as_head(head, model.config)
     if model.config.qk_norm:
@@ -171,11 +177,13 @@ def virtual_head(model: HookedGPT, first: Head | str, second: Head | str) -> Vir
         ValueError: `second` is not in a later layer than `first`.
         IndexError: A head that the model does not have.
     """
+    require_model(model)
     first, second = as_head(first, model.config), as_head(second, model.config)
     if first.layer >= second.layer:
         raise ValueError(f"{first} writes to the stream no earlier than {second} reads it: no virtual head")
     one, OV = model.OV[first.layer, first.head], model.OV[second.layer, second.head]
     QK = model.QK[second.layer, second.head]
+    check_result(f"{first} or {second}", model, *(part for M in (one, OV, QK) for part in (M.A, M.B)))
     return VirtualHead(first, second, one @ OV, one @ QK, QK @ one.T)
 
 
@@ -197,7 +205,7 @@ def check_weight_only(model: HookedGPT) -> None:
 def _stream_paths(model: HookedGPT, below: int, max_heads: int | None) -> list[tuple[Component, ...]]:
     """Every path into the stream before a layer."""
     config = model.config
-    most = below if max_heads is None else max_heads
+    most = below if max_heads is None else require_whole("max_heads", max_heads, least=0)
     paths: list[tuple[Component, ...]] = [(Embed(),)] + ([(PosEmbed(),)] if config.positions == "learned" else [])
     for layer in range(below):
         heads = [Head(layer, head) for head in range(config.n_heads)]
@@ -208,6 +216,11 @@ def _stream_paths(model: HookedGPT, below: int, max_heads: int | None) -> list[t
         if len(paths) > MOST_PATHS:
             raise ValueError(f"there are more than {MOST_PATHS:,} paths into layer {below}; give max_heads")
     return paths
+
+
+def _checked(model: HookedGPT, matrix: FactoredMatrix) -> FactoredMatrix:
+    check_result("the matrix of the path", model, matrix.A, matrix.B)
+    return matrix
 
 
 def _heads(path: tuple[Component, ...]) -> tuple[Head, ...]:

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from circuits.arguments import require_model
 from circuits.model import HookedGPT
 from circuits.rerun.clean import clean_pass
 from circuits.rerun.edits import (
@@ -59,6 +60,7 @@ def rerun(
     Raises:
         TypeError, KeyError, ValueError, IndexError: What this model and batch cannot have, by name.
     """
+    require_model(model)
     if model.in_scope_of_hooks:
         raise ValueError("rerun takes its interventions as arguments; leave the `with model.hooks(...)` block first")
     tokens = check_tokens(tokens, model.config)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from circuits.arguments import require_cache, require_model
 from circuits.cache import ActivationCache
 from circuits.model import HookedGPT
 from circuits.names import block_names
@@ -76,8 +77,10 @@ def logit_lens(
     Raises:
         KeyError: The cache lacks a stream.
         IndexError: A position that does not exist.
-        ValueError: NaN or infinities, with the first place.
+        ValueError: A cache of another architecture; NaN or infinities, with the first place.
     """
+    require_model(model)
+    require_cache(cache, model)
     config = model.config
     points: dict[str, str] = {}
     for layer in range(config.n_layers):

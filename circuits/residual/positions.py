@@ -79,17 +79,30 @@ def resolve_positions(position: Position, cache: ActivationCache, shape: torch.S
     dtype = like.dtype if like.dtype in (torch.float32, torch.float64) else torch.float32
     if position is None:
         return Positions(None, n_pos, dtype, like.device)
-    asked = torch.as_tensor(position, device="cpu")
-    if asked.is_floating_point() or asked.dtype == torch.bool:
-        raise TypeError(f"a position must be a whole number, not {position!r}")
-    if asked.ndim > 1 or (asked.ndim == 1 and len(asked) != batch):
-        raise ValueError(f"expected one position, or one for each of {batch} prompts, not shape {list(asked.shape)}")
-    asked = asked.expand(batch)
+    asked = asked_positions(position, batch)
     mask = cache.attention_mask
     mask = torch.ones(batch, n_pos, dtype=torch.bool) if mask is None else mask.cpu()
     index = torch.where(asked < 0, last_positions(mask, mask) + 1 + asked, asked)
     _check_real(index, asked, mask)
     return Positions(index.long(), n_pos, dtype, like.device)
+
+
+def asked_positions(position: int | Sequence[int] | Tensor, batch: int) -> Int[Tensor, " batch"]:
+    """One position for all prompts, or one for each, as one for each, on the CPU.
+
+    Raises:
+        TypeError: No whole numbers.
+        ValueError: Another number of positions than prompts.
+    """
+    try:
+        asked = torch.as_tensor(position, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"a position must be a whole number, not {position!r}") from None
+    if asked.is_floating_point() or asked.dtype == torch.bool:
+        raise TypeError(f"a position must be a whole number, not {position!r}")
+    if asked.ndim > 1 or (asked.ndim == 1 and len(asked) != batch):
+        raise ValueError(f"expected one position, or one for each of {batch} prompts, not shape {list(asked.shape)}")
+    return asked.long().expand(batch)
 
 
 def _check_real(index: Tensor, asked: Tensor, mask: Bool[Tensor, "batch pos"]) -> None:

@@ -80,13 +80,17 @@ def direction_readout(
     """The inner product with any direction, of the stream itself or of what the final norm makes of it.
 
     Raises:
-        ValueError: A direction of another shape than ``[d_model]``, ``[batch d_model]`` or ``[batch pos d_model]``.
+        ValueError: A direction of another shape than ``[d_model]``, ``[batch d_model]`` or ``[batch pos d_model]``, or
+            one that is not finite.
     """
     batch, d_model = cache[names.EMBED].shape[0], model.config.d_model
     allowed = [(d_model,), (batch, d_model)] + ([] if at.one else [(batch, at.n_pos, d_model)])
     if tuple(direction.shape) not in allowed:
         expected = ", ".join(str(list(shape)) for shape in allowed)
         raise ValueError(f"a direction in the stream has shape {expected}, not {list(direction.shape)}")
+    if not bool(direction.isfinite().all()):
+        first = (~direction.isfinite()).nonzero()[0].tolist()
+        raise ValueError(f"the direction is {float(direction[tuple(first)])} at {first}")
     u = at.whole(direction)
     u = u[None, None] if u.ndim == 1 else u[:, None] if u.ndim == 2 else u
     if after_norm:
@@ -153,9 +157,7 @@ def token_ids(name: str, tokens: Tokens, model: HookedGPT, batch: int, at: Posit
         ValueError: Another shape than the batch's; a text that is not one token, or a model without a tokenizer.
         IndexError: An id outside the vocabulary.
     """
-    ids = torch.as_tensor(model.to_token_ids(tokens), device=model.device)
-    if ids.is_floating_point() or ids.dtype == torch.bool:
-        raise TypeError(f"{name} must be token ids (whole numbers), not {ids.dtype}")
+    ids = whole_ids(name, tokens, model)
     shapes = [(), (batch,)] + ([] if at.one else [(batch, at.n_pos)])
     if tuple(ids.shape) not in shapes:
         expected = "one token, or one for each of " + (f"{batch} prompts" if at.one else f"{[batch, at.n_pos]} tokens")
@@ -164,3 +166,19 @@ def token_ids(name: str, tokens: Tokens, model: HookedGPT, batch: int, at: Posit
     if len(outside):
         raise IndexError(f"{name}: token {int(outside[0])} is not in a vocabulary of {model.config.d_vocab}")
     return ids.long().reshape(*ids.shape, *[1] * (2 - ids.ndim))
+
+
+def whole_ids(name: str, tokens: Tokens, model: HookedGPT) -> Tensor:
+    """Tokens as their ids, on the model's device.
+
+    Raises:
+        TypeError: Not whole numbers, nor texts.
+        ValueError: A text that is not one token, or a model without a tokenizer.
+    """
+    try:
+        ids = torch.as_tensor(model.to_token_ids(tokens), device=model.device)
+    except (TypeError, RuntimeError):
+        raise TypeError(f"{name} must be token ids (whole numbers) or their texts, not {tokens!r:.80}") from None
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"{name} must be token ids (whole numbers), not {ids.dtype}")
+    return ids

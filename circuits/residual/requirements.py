@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from circuits import names
+from circuits.arguments import require_cache, require_model
 from circuits.cache import ActivationCache
 from circuits.config import GPTConfig
 from circuits.finite import check_finite
 from circuits.model import HookedGPT
 from circuits.names import block_names
+from circuits.validity import require_whole
 
 Unit = Literal["head", "layer", "neuron"]
 
@@ -73,6 +75,7 @@ def stop_layer(config: GPTConfig, layer: int | None) -> int:
     """
     if layer is None:
         return config.n_layers
+    layer = require_whole("layer", layer, least=-(2**63))
     if not -config.n_layers <= layer < config.n_layers:
         raise IndexError(f"layer {layer} is not in a model of {config.n_layers} layers (0 to {config.n_layers - 1})")
     return layer % config.n_layers
@@ -92,17 +95,16 @@ def check_linear(model: HookedGPT, cache: ActivationCache) -> None:
     """Refuse a model whose stream is no sum of writes, and a cache of another architecture.
 
     Raises:
+        TypeError: No model, or no cache.
         ValueError: A post-norm model, or a cache whose config is not the model's.
     """
+    require_model(model)
+    require_cache(cache, model)
     if model.config.norm_placement == "post":
         raise ValueError(
             "a post-norm model's stream is not a sum of writes: every norm after an addition rescales all earlier "
             "writes, so no linear decomposition exists; only norm_placement 'pre' (or no norm) has one"
         )
-    if cache.config != model.config:
-        mine, other = model.config.to_dict(), cache.config.to_dict()
-        differing = [f"{k} {other[k]!r} in the cache, {mine[k]!r} in the model" for k in mine if mine[k] != other[k]]
-        raise ValueError(f"the cache came from another architecture: {'; '.join(differing)}")
 
 
 def require_finite(what: str, value: Tensor, model: HookedGPT, cache: ActivationCache, used: Iterable[str]) -> None:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from circuits.arguments import require_model
 from circuits.model import HookedGPT
 from circuits.text import CharTokenizer, Tokenizer
 
@@ -72,6 +73,7 @@ def text_loss(model: HookedGPT, tokens: Int[Tensor, " pos"]) -> float:
     Raises:
         ValueError: Fewer than ``n_ctx + 1`` tokens.
     """
+    require_model(model)
     n_ctx = model.config.n_ctx
     windows = (len(tokens) - 1) // n_ctx
     if windows < 1:

@@ -180,5 +180,5 @@ def test_copying_scores_of_embeddings_that_are_not_finite_are_refused(name):
     model = HookedGPT(GPTConfig(n_layers=2, d_model=7, n_heads=3, d_head=5, d_mlp=11, n_ctx=13, d_vocab=17))
     with torch.no_grad():
         model.get_parameter(name)[1, 2] = float("nan")
-    with pytest.raises(ValueError, match=r"weight W_[EU] is nan at \["):
+    with pytest.raises(ValueError, match=r"weight (un)?embed.weight is nan at \["):
         copying_scores(model)
