@@ -1,4 +1,4 @@
-"""What every function of a model refuses alike: no model, no cache, no whole number, and weights that are not finite."""
+"""What every function of a model refuses alike: no model, no cache, no whole number, weights that are not finite."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_counting_takes_a_model_or_a_config_and_nothing_else(name) -> None:
 
 @pytest.mark.parametrize("name", ["decompose", "direct_logit_attribution", "logit_lens", "expand_paths"])
 def test_what_is_no_cache_is_refused_with_how_to_get_one(name) -> None:
-    with unchecked(), pytest.raises(TypeError, match="expected an ActivationCache, the second of what.*not NoneType"):
+    with unchecked(), pytest.raises(TypeError, match=r"expected an ActivationCache, the second of what.*not NoneType"):
         OTHERS[name](small_model())
 
 
@@ -125,8 +125,8 @@ def test_nan_is_named_by_the_weight_where_it_stands(name) -> None:
 def test_nan_beside_the_heads_own_weights_is_named_too(call, weight) -> None:
     model = small_model()
     with torch.no_grad():
-        model.get_parameter(weight).view(-1)[0] = float("inf")
-    with pytest.raises(ValueError, match=f"weight {weight} is inf at"):
+        model.get_parameter(weight).view(-1)[0] = float("nan")
+    with pytest.raises(ValueError, match=f"weight {weight} is nan at"):
         call(model)
 
 
