@@ -78,11 +78,13 @@ def shares_mislead(found: PathExpansion) -> bool:
 
 def title(found: PathExpansion, pair: tuple[str, ...]) -> str:
     """What was expanded, and how sure the list is."""
+    from circuits.paths import counted
+
     if found.proof == "enumeration":
-        sure = f"all {found.n_paths:,} paths were looked at"
+        sure = f"all {counted(found.n_paths)} paths were looked at"
     else:
         sure = "proven the largest by a bound" if found.proven else "the largest found, not proven the largest"
-        sure += f"; {found.n_found:,} of {found.n_paths:,} paths were looked at"
+        sure += f"; {found.n_found:,} of {counted(found.n_paths)} paths were looked at"
     return f"Paths to the {found.quantity} of “{pair[0]}” over “{pair[1]}” at position {int(found.position)} ({sure})"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from analysis.report.markup import Html, el, join
 
 MINUS, MISSING = "−", "–"
+LONG = 100  # rows beyond which a table scrolls by itself, under its heads
 THINNEST = 1 / 500  # of the axis: what is thinner than half a pixel has no bar
 
 
@@ -88,7 +89,7 @@ def table(
         class_: A class for its style.
     """
     heads = [el("tr", *groups)] if groups else []
-    body = (el("tr", *row) for row in rows)
+    body = [el("tr", *row) for row in rows]
     whole = el(
         "table",
         el("caption", caption),
@@ -97,7 +98,8 @@ def table(
         *([el("tfoot", el("tr", *footer))] if footer else []),
         class_=class_,
     )
-    return el("div", whole, class_="scroll", tabindex=0, role="region", aria_label=caption)
+    scroll = "scroll long" if len(body) > LONG else "scroll"
+    return el("div", whole, class_=scroll, tabindex=0, role="region", aria_label=caption)
 
 
 def _sortable(value: float) -> str | None:

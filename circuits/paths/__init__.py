@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from circuits.paths.counting import counted
 from circuits.paths.expand import BUDGET, expand_paths
 from circuits.paths.frozen import needed_names
 from circuits.paths.result import OpenSuffix, Path, PathExpansion, Route
@@ -16,6 +17,7 @@ __all__ = [
     "ScorePath",
     "VirtualHead",
     "WeightPath",
+    "counted",
     "expand_paths",
     "expand_scores",
     "expand_weights",

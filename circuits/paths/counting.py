@@ -6,6 +6,18 @@ from dataclasses import dataclass
 
 from circuits.paths.frozen import FrozenRun
 
+EXACT_DIGITS = 12  # beyond these nobody reads the digits of a count
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def counted(n: int) -> str:
+    """A count for readers: in full up to twelve digits, beyond them ``1.111·10³⁰``."""
+    if n < 10**EXACT_DIGITS:
+        return f"{n:,}"
+    power = len(str(n)) - 1
+    leading = f"{n // 10 ** (power - 3) / 1000:.3f}"  # whole numbers: a float overflows past 10³⁰⁸
+    return f"{leading}·10{str(power).translate(_RAISED)}"
+
 
 @dataclass(frozen=True)
 class Counts:

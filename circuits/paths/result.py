@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from circuits.components import Component, Head
+from circuits.paths.counting import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,7 +111,7 @@ class PathExpansion:
     def __repr__(self) -> str:
         standing = f"proven the largest by {self.proof}" if self.proven else "the largest found, not proven"
         lines = [
-            f"PathExpansion of the {self.quantity}: {len(self.paths)} of {self.n_paths:,} paths ({standing}; "
+            f"PathExpansion of the {self.quantity}: {len(self.paths)} of {counted(self.n_paths)} paths ({standing}; "
             f"{self.n_found:,} looked at), total {self.total.mean():+.4f}, remainder {self.remainder.mean():+.4f}, "
             f"error {self.error:.1e}"
         ]

@@ -125,6 +125,21 @@ def test_a_narrow_screen_scrolls_tables_and_not_the_page(chromium, address):
     view.close()
 
 
+def test_a_table_of_hundreds_of_heads_scrolls_under_its_own_heads(chromium, tmp_path):
+    model = small_model(n_heads=51)
+    report(model, (torch.arange(5) % 17)[None], "many heads").save(tmp_path / "many.html")
+    view = chromium.new_page(viewport={"width": 1200, "height": 900})
+    view.goto((tmp_path / "many.html").as_uri())
+    box = view.locator("#scores .scroll")
+    box.locator("th button", has_text="induction").click()
+    assert box.locator("tbody tr").count() == 102
+    box.evaluate("box => box.scrollTo(0, 900)")
+    top, bottom = (box.bounding_box()["y"] + d for d in (0, box.bounding_box()["height"]))
+    assert bottom - top < 900
+    assert abs(box.locator("thead").bounding_box()["y"] - top) < 1
+    view.close()
+
+
 def test_labels_of_a_long_pattern_are_as_large_as_those_of_a_short_one(chromium, tmp_path):
     model = small_model(n_ctx=90)
     report(model, (torch.arange(90) % 17)[None], "long").save(tmp_path / "long.html")

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from circuits import MLP, AttnBias, Embed, GPTConfig, Head, PosEmbed
 from circuits.components import NormBias, UnembedBias, ValueBias
-from circuits.paths import expand_paths, needed_names
+from circuits.paths import counted, expand_paths, needed_names
 from tests.architectures import ARCHITECTURES, configs, make
 from tests.batches import SIDES, pad, random_prompts, random_tokens
 from tests.compiled import induction_head, tokens as induction_tokens
@@ -398,3 +398,18 @@ def test_nan_in_a_pattern_is_named_where_it_first_stands() -> None:
     _, cache = model.run_with_cache(tokens, fwd_hooks=[("blocks.1.attn.hook_pattern", spoil)])
     with pytest.raises(ValueError, match=r"blocks.1.attn.hook_pattern is nan first at batch 2, head 1, query 5, key 3"):
         expand_paths(model, cache, CORRECT, position=5)
+
+
+@pytest.mark.parametrize(
+    ("n", "shown"),
+    [
+        (0, "0"),
+        (787_711, "787,711"),
+        (10**12 - 1, "999,999,999,999"),
+        (10**12, "1.000·10¹²"),
+        (1_111_999_999_999_999, "1.111·10¹⁵"),
+        (37 * 10**400, "3.700·10⁴⁰¹"),
+    ],
+)
+def test_a_count_that_nobody_reads_digit_by_digit_is_a_power_of_ten(n, shown):
+    assert counted(n) == shown

@@ -7,7 +7,7 @@ from analysis.report.measurements import Measurements
 from analysis.report.section import Section
 from analysis.report.sections.attribution import REFUSED
 from analysis.report.tables import bar, header, number, numeric, row_header, table
-from circuits.paths import Path, PathExpansion
+from circuits.paths import Path, PathExpansion, counted
 
 
 def paths(measured: Measurements) -> Section:
@@ -33,8 +33,8 @@ def paths(measured: Measurements) -> Section:
 def sure(found: PathExpansion) -> str:
     """How sure it is that these are the largest."""
     if found.proof == "enumeration":
-        return f"All {found.n_paths:,} paths were looked at, so these are the largest."
-    looked = f"{found.n_found:,} of {found.n_paths:,} paths were looked at"
+        return f"All {counted(found.n_paths)} paths were looked at, so these are the largest."
+    looked = f"{found.n_found:,} of {counted(found.n_paths)} paths were looked at"
     if found.proven:
         return f"{looked}; a bound on the norms of the others proves that these are the largest."
     return (
@@ -63,7 +63,7 @@ def path_table(measured: Measurements, found: PathExpansion) -> Html:
         for path, v in zip(found.paths, values, strict=True)
     ]
     if found.n_paths > len(found.paths):
-        others = f"{found.n_paths - len(found.paths):,} other paths together"
+        others = f"{counted(found.n_paths - len(found.paths))} other paths together"
         rows.append([row_header(others), numeric(remainder, "+.4f"), bar(remainder, least=low, most=high), el("td")])
     footer = [row_header("total"), numeric(total, "+.4f"), el("td"), el("td")]
     heads = [
