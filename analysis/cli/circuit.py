@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
         circuit = full_ov(model, head.layer, head.head, args.source, args.raw)
     rows = entry_rows(model, circuit, args)
     found = None
-    if args.directions > 0:
+    if args.directions:
         source = args.query if args.qk else args.source
         found = singular_directions(
             model, head.layer, head.head, circuit.kind, n=args.directions, source=source, offset=offset, raw=args.raw

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from circuits.finite import check_finite
-
 if TYPE_CHECKING:
     from circuits.model import HookedGPT
 
@@ -23,11 +21,7 @@ def private_copy(model: HookedGPT, dtype: torch.dtype | None = None) -> HookedGP
     Args:
         model: A model.
         dtype: Convert the weights.
-
-    Raises:
-        ValueError: Weights that are not finite (where first).
     """
-    check_finite(dict(model.named_parameters()))
     shared: dict[int, Any] = {id(model.tokenizer): model.tokenizer}
     for parameter in model.parameters():
         weight = parameter.detach()

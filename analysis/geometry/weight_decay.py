@@ -13,6 +13,7 @@ from analysis.geometry.copies import private_copy
 from analysis.results import Result, result
 from circuits.arguments import require_model
 from circuits.config import GPTConfig
+from circuits.finite import check_finite
 from circuits.layers import Norm
 from circuits.model import HookedGPT
 from circuits.tokens import next_token_losses
@@ -82,6 +83,7 @@ def scale_invariance(
     seen = scale_blindness(model.config)
     if seen is not None:
         raise ValueError(f"the loss of this model is not scale-invariant: {seen}")
+    check_finite(dict(model.named_parameters()))
     ideal = private_copy(model)
     for name, module in ideal.named_modules():
         if isinstance(module, Norm) and not name.endswith(("_post", "q_norm", "k_norm")):

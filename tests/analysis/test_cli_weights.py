@@ -127,6 +127,7 @@ def test_circuit_reads_directions_out_in_tokens(saved, capsys):
         (["circuit", "1.3"], "'1.3' is not a component"),
         (["circuit", "L1H0", "--qk", "--offset", "2"], "offset 2 means nothing where positions is 'learned'"),
         (["circuit", "L0H0", "--source", "mlp0"], "heads of layer 0 read before MLP 0"),
+        (["circuit", "L0H0", "--directions", "-2"], "n must be at least 1, not -2"),
         (["circuit", "L0H0", "--top", "0"], "k must be at least 1, not 0"),
         (["composition", "--offset", "2"], "offset 2 means nothing"),
         (["ranks", "--offset", "2"], "offset 2 means nothing"),
