@@ -72,6 +72,16 @@ class RotaryScaling:
                 f"low_freq_factor {self.low_freq_factor}"
             )
 
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> RotaryScaling:
+        """The fields from plain JSON data.
+
+        Raises:
+            ValueError: An unknown or a missing field, by name.
+        """
+        _check_fields(RotaryScaling, data, "the rotary scaling")
+        return RotaryScaling(**data)
+
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
@@ -227,28 +237,34 @@ class GPTConfig:
         Raises:
             ValueError: An unknown or a missing field, by name.
         """
-        for name in data:
-            if name not in _FIELDS:
-                raise ValueError(unknown_field(name))
-        missing = [n for n, f in _FIELDS.items() if f.default is dataclasses.MISSING and n not in data]
-        if missing:
-            raise ValueError(f"the config lacks {', '.join(missing)}")
+        _check_fields(GPTConfig, data, "the config")
         fields = dict(data)
         if isinstance(fields.get("window"), list):  # JSON has no tuples
             fields["window"] = tuple(fields["window"])
         if isinstance(fields.get("rotary_scaling"), dict):
-            fields["rotary_scaling"] = RotaryScaling(**fields["rotary_scaling"])
+            fields["rotary_scaling"] = RotaryScaling.from_dict(fields["rotary_scaling"])
         return GPTConfig(**fields)
 
 
 _FIELDS = {field.name: field for field in dataclasses.fields(GPTConfig)}
 
 
-def unknown_field(name: str) -> str:
-    """The message for a config field that does not exist, with the closest that do."""
-    close = difflib.get_close_matches(name, _FIELDS, n=3)
-    hint = f"; did you mean {', '.join(close)}?" if close else f"; the fields are {', '.join(_FIELDS)}"
-    return f"GPTConfig has no field {name!r}{hint}"
+def unknown_field(name: str, kind: type = GPTConfig) -> str:
+    """The message for a field that a kind of config does not have, with the closest that it has."""
+    known = [field.name for field in dataclasses.fields(kind)]
+    close = difflib.get_close_matches(name, known, n=3)
+    hint = f"; did you mean {', '.join(close)}?" if close else f"; the fields are {', '.join(known)}"
+    return f"{kind.__name__} has no field {name!r}{hint}"
+
+
+def _check_fields(kind: type, data: dict[str, Any], what: str) -> None:
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for name in data:
+        if name not in fields:
+            raise ValueError(unknown_field(name, kind))
+    missing = [name for name, f in fields.items() if f.default is dataclasses.MISSING and name not in data]
+    if missing:
+        raise ValueError(f"{what} lacks {', '.join(missing)}")
 
 
 def _divided(config: GPTConfig) -> int:

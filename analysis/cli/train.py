@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from circuits.config import ACTIVATIONS, GPTConfig
+from circuits.config import ACTIVATIONS, GPTConfig, RotaryScaling
 from circuits.training.settings import TrainingConfig
 
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ _DERIVED_SIZES = {
     "d_mlp": "hidden width of the MLP (default: 4 d_model)",
     "n_kv_heads": "key and value heads (default: n_heads)",
     "rotary_dim": "how many coordinates of a head turn (default: all)",
-    "window": "how many positions a query sees (default: all)",
+}
+_WRITTEN = {  # what takes more than one word or number, and how it is written
+    "window": ("N[,N…]", "how many positions a query sees, in all layers or in each: 256 or 256,all (default: all)"),
+    "rotary_scaling": ("JSON", 'stretched frequencies, as {"kind": "linear", "factor": 2} (default: none)'),
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
     "act": ACTIVATIONS,
@@ -120,6 +124,8 @@ def _add_architecture(group: argparse._ArgumentGroup) -> None:
         _option(group, name, text, type=int, default=getattr(_COURSE, name))
     for name, text in _DERIVED_SIZES.items():
         _option(group, name, text, type=int, default=None)
+    for name, (metavar, text) in _WRITTEN.items():
+        _option(group, name, text, default=None, metavar=metavar)
     for name, choices in _CHOICES.items():
         default = getattr(_COURSE, name)
         _option(group, name, "default: %(default)s", choices=choices, default=default or "none")
@@ -194,7 +200,30 @@ def _config(args: argparse.Namespace, d_vocab: int) -> GPTConfig:
     fields = {name: getattr(args, name) for name in (*_SIZES, *_DERIVED_SIZES, *_SWITCHES, *_NUMBERS)}
     fields |= {name: None if getattr(args, name) == "none" else getattr(args, name) for name in _CHOICES}
     fields["parallel_blocks"] = fields["parallel_blocks"] or False
+    fields["window"] = None if args.window is None else _windows(args.window)
+    fields["rotary_scaling"] = None if args.rotary_scaling is None else _scaling(args.rotary_scaling)
     return GPTConfig(d_vocab=d_vocab, **fields)
+
+
+def _windows(text: str) -> int | tuple[int | None, ...]:
+    """``"5"`` serves all layers, ``"5,all"`` says it for each."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word == "all" or word.isdecimal() for word in words):
+        raise ValueError(f"--window takes whole numbers and 'all', such as 256 or 256,all, not {text!r}")
+    sizes = tuple(None if word == "all" else int(word) for word in words)
+    return sizes[0] if len(sizes) == 1 and sizes[0] is not None else sizes
+
+
+def _scaling(text: str) -> RotaryScaling:
+    try:
+        fields = json.loads(text)
+    except json.JSONDecodeError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise ValueError(
+            f'--rotary-scaling takes fields in JSON, such as {{"kind": "linear", "factor": 2}}, not {text!r}'
+        )
+    return RotaryScaling.from_dict(fields)
 
 
 def command_line(args: argparse.Namespace) -> str:

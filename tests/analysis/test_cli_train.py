@@ -1,7 +1,9 @@
 """`circuits train`: what a command line trains, what it records, and how it is stopped and resumed."""
 
+import dataclasses
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from analysis.cli import main, parser_of, train
-from circuits import storage
+from circuits import GPTConfig, storage
 
 ROOT = Path(__file__).parents[2]
 SMALL = "--n-layers 1 --d-model 6 --n-heads 3 --n-ctx 13 --steps 6 --warmup 1 --batch-size 2 --eval-every 4".split()
@@ -71,6 +73,23 @@ def test_every_field_of_the_architecture_can_be_chosen(folder):
     assert (config.window, config.logit_softcap) == ((5,), 30.0)
 
 
+def test_windows_by_layer_and_stretched_frequencies_can_be_chosen_and_are_recorded(folder):
+    words = ["--positions", "rotary", "--rotary-scaling", '{"kind": "linear", "factor": 3}', "--window", "5,all"]
+    words += ["--n-layers", "2", "--d-head", "4"]
+    assert main(["train", "--text", "fox.txt", "--out", "m.safetensors", *SMALL, *words]) == 0
+    model = storage.read("m.safetensors")
+    assert model.config.window == (5, None)
+    assert (model.config.rotary_scaling.kind, model.config.rotary_scaling.factor) == ("linear", 3)
+    before = Path("m.safetensors").read_bytes()
+    assert main(shlex.split(model.card["command"])[1:]) == 0
+    assert Path("m.safetensors").read_bytes() == before
+
+
+def test_every_field_of_the_configuration_has_its_option():
+    """But for the vocabulary, which a text or a task brings."""
+    assert {field.name for field in dataclasses.fields(GPTConfig)} <= {*vars(parsed("--text", "a", "--out", "b"))}
+
+
 def test_the_recorded_command_holds_what_differs_from_the_defaults_alone():
     args = parsed(
         "--text", "a/b.txt", "--out", "c/d.safetensors", "--lr", "0.01", "--no-bias-out", "--resume", "--json"
@@ -96,6 +115,12 @@ def test_examples_parse(example):
         (["--text", "fox.txt", "--threads", "0"], "threads must be at least 1, not 0"),
         (["--text", "fox.txt", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["--task", "repeated", "--max-repeat", "99"], "do not fit sequences of n_ctx 13"),
+        (["--text", "fox.txt", "--window", "5,none"], "--window takes whole numbers and 'all'"),
+        (["--text", "fox.txt", "--window", "5,5"], "window lists 2 layers, but n_layers is 1"),
+        (["--text", "fox.txt", "--window", ""], "--window takes whole numbers and 'all'"),
+        (["--text", "fox.txt", "--rotary-scaling", "2"], "--rotary-scaling takes fields in JSON"),
+        (["--text", "fox.txt", "--rotary-scaling", "linear"], "--rotary-scaling takes fields in JSON"),
+        (["--text", "fox.txt", "--rotary-scaling", '{"kind": "linear"}'], "the rotary scaling lacks factor"),
         (["--task", "copy"], "invalid choice: 'copy'"),
         ([], "one of the arguments --text --task is required"),
     ],

@@ -76,6 +76,12 @@ def test_an_unknown_field_gets_the_closest_name() -> None:
         GPTConfig(**BASE).replace(d_hed=3)
     with pytest.raises(ValueError, match="lacks n_layers, d_model"):
         GPTConfig.from_dict({"n_heads": 3, "n_ctx": 4, "d_vocab": 3})
+    for scaling, message in (
+        ({"kind": "linear", "factr": 2.0}, "RotaryScaling has no field 'factr'; did you mean factor"),
+        ({"kind": "linear"}, "the rotary scaling lacks factor"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            GPTConfig.from_dict({**BASE, "positions": "rotary", "rotary_scaling": scaling})
 
 
 def test_fields_left_open_follow_the_others_when_those_change() -> None:
