@@ -57,8 +57,8 @@ def test_nonsense_is_refused_by_name(fields: dict[str, object], message: str) ->
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"n_layers": True}, "n_layers must be a whole number, not True"),
-        ({"d_model": 6.0}, "d_model must be a whole number, not 6.0"),
+        ({"n_layers": True}, r"n_layers must be a whole number .*, not True"),
+        ({"d_model": 6.0}, r"d_model must be a whole number .*, not 6\.0"),
         ({"bias_qkv": 1}, "bias_qkv must be True or False, not 1"),
         ({"norm_eps": "small"}, "norm_eps must be a number, not 'small'"),
         ({"rotary_scaling": 2.0, "positions": "rotary"}, "rotary_scaling must be a RotaryScaling"),
