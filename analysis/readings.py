@@ -24,6 +24,8 @@ from circuits.tokens import predicted, real_positions
 
 # Numbers of a block of logits: few enough to stay in the caches between the product and the sum over the vocabulary.
 _BLOCK = 2**22
+# Cells and columns of the vocabulary of such a block for the loss, which needs only sums over it.
+_CELLS, _COLUMNS = 512, 1024
 # Clean log-probabilities are kept up to this many numbers, and made again for each block beyond it.
 _KEPT = 2**26
 
@@ -49,36 +51,36 @@ class ReadMetric:
         """How many columns of the unembedding are read at each of them."""
         return 2 if isinstance(self.metric, LogitDiff) else d_vocab
 
-    def bind(self, clean: Clean) -> Reading:
-        """The metric on this clean run.
+    def bind(self, clean: Clean, what: str = "the clean run") -> Reading:
+        """The metric on this clean run, which messages call `what`.
 
         Raises:
             TypeError, ValueError: It is no number for each prompt, or NaN, on the clean run; the first weight that is
                 not finite, where that is why.
         """
         try:
-            return self._bound(clean)
+            return self._bound(clean, what)
         except ValueError:
             check_finite(dict(clean.model.named_parameters()))  # a weight, if it is one
             raise
 
-    def _bound(self, clean: Clean) -> Reading:
+    def _bound(self, clean: Clean, what: str) -> Reading:
         if isinstance(self.metric, Loss):
-            return LossReading(self.metric, clean)
+            return LossReading(self.metric, clean, what)
         if isinstance(self.metric, KL):
-            return KLReading(self.metric, clean)
+            return KLReading(self.metric, clean, what)
         if isinstance(self.metric, LogitDiff):
-            return LogitDiffReading(self.metric, clean)
-        return LogitsReading(self.metric, clean)
+            return LogitDiffReading(self.metric, clean, what)
+        return LogitsReading(self.metric, clean, what)
 
 
 class _CellReading:
     """A metric that is a weighted mean, for each prompt, of one number at each position that is read."""
 
-    def __init__(self, metric: Metric, clean: Clean, counted: Bool[Tensor, "batch slot"]) -> None:
+    def __init__(self, metric: Metric, clean: Clean, what: str, counted: Bool[Tensor, "batch slot"]) -> None:
         self.metric, self.run, self.counted = metric, clean, counted
         self.per_cell = self._clean_cells()
-        self.clean = _checked(metric, self._mean(self.per_cell[None]), ["the clean run"])[0]
+        self.clean = _checked(metric, self._mean(self.per_cell[None]), [what])[0]
 
     def _clean_cells(self) -> Float[Tensor, "batch slot"]:
         row, slot = self.counted.nonzero(as_tuple=True)
@@ -111,30 +113,26 @@ class _CellReading:
 class LossReading(_CellReading):
     """Next-token loss, a block of logits at a time."""
 
-    def __init__(self, metric: Metric, clean: Clean) -> None:
+    def __init__(self, metric: Metric, clean: Clean, what: str) -> None:
         real = torch.ones_like(clean.tokens, dtype=torch.bool) if clean.mask is None else clean.mask
-        super().__init__(metric, clean, predicted(real))
+        super().__init__(metric, clean, what, predicted(real))
 
     def cells(self, final: Tensor, row: Tensor, slot: Tensor) -> Tensor:
         """``−log p(next token)``."""
-        targets = self.run.tokens[row, slot + 1]
-
-        def losses(block: slice) -> Tensor:
-            logits = raised(self.run.model.unembed_normalised(final[block]))
-            return F.cross_entropy(logits, targets[block], reduction="none")
-
-        return _in_blocks(losses, len(final), self.run.model)
+        model, targets = self.run.model, self.run.tokens[row, slot + 1]
+        pieces = zip(final.split(_CELLS), targets.split(_CELLS), strict=True)
+        return torch.cat([cross_entropies(model, *piece) for piece in pieces])
 
 
 class KLReading(_CellReading):
     """``KL(clean ‖ changed)`` at every real position."""
 
-    def __init__(self, metric: Metric, clean: Clean) -> None:
+    def __init__(self, metric: Metric, clean: Clean, what: str) -> None:
         real = torch.ones_like(clean.tokens, dtype=torch.bool) if clean.mask is None else clean.mask
         self._kept: Tensor | None = None
         if clean.tokens.numel() * clean.model.config.d_vocab <= _KEPT:
             self._kept = raised(clean.model.unembed_normalised(clean.final)).log_softmax(-1)
-        super().__init__(metric, clean, real)
+        super().__init__(metric, clean, what, real)
 
     def _clean_cells(self) -> Tensor:
         return raised(self.run.final.new_zeros(self.counted.shape))
@@ -157,14 +155,14 @@ class KLReading(_CellReading):
 class LogitDiffReading(_CellReading):
     """A logit difference: two columns of the unembedding at one position."""
 
-    def __init__(self, metric: LogitDiff, clean: Clean) -> None:
+    def __init__(self, metric: LogitDiff, clean: Clean, what: str) -> None:
         batch, config = len(clean.tokens), clean.model.config
         self._at = real_positions(metric.position, clean.tokens, clean.mask)
         self._answers = metric.answers(batch, config.d_vocab, clean.tokens.device)
         weight, bias = clean.model.W_U.T, clean.model.unembed.bias
         self._directions = weight[self._answers]
         self._shifts = None if bias is None else bias[self._answers]
-        super().__init__(metric, clean, torch.ones(batch, 1, dtype=torch.bool, device=clean.tokens.device))
+        super().__init__(metric, clean, what, torch.ones(batch, 1, dtype=torch.bool, device=clean.tokens.device))
 
     def column(self, row: Tensor, slot: Tensor) -> Tensor:
         """The one position of each row."""
@@ -181,11 +179,11 @@ class LogitDiffReading(_CellReading):
 class LogitsReading:
     """A metric of whole logits, one lane after the other."""
 
-    def __init__(self, metric: Metric, clean: Clean) -> None:
+    def __init__(self, metric: Metric, clean: Clean, what: str) -> None:
         self.metric, self.run = metric, clean
         self._logits = clean.model.unembed_normalised(clean.final)
         self._prompts = Prompts(clean.tokens, clean.mask, self._logits)
-        self.clean = measured(metric, self._logits, self._prompts, "the clean run")
+        self.clean = measured(metric, self._logits, self._prompts, what)
 
     def values(self, changed: Changed, labels: Sequence[str]) -> Float[Tensor, "lane batch"]:
         """The metric under each lane."""
@@ -196,6 +194,27 @@ class LogitsReading:
             logits[changed.row[own], changed.slot[own]] = self.run.model.unembed_normalised(changed.final[own])
             found.append(measured(self.metric, logits, self._prompts, label))
         return torch.stack(found)
+
+
+def cross_entropies(
+    model: HookedGPT, final: Float[Tensor, "cell d_model"], targets: Int[Tensor, " cell"]
+) -> Float[Tensor, " cell"]:
+    """``log Σ_v exp(logit_v) − logit_target``, the vocabulary a block at a time.
+
+    A block of logits is used while it is in the caches and written over by the next; the whole of them, of which there
+    can be gigabytes, is never there.
+    """
+    weight, bias = model.W_U.T, model.unembed.bias
+    sums = []
+    for start in range(0, len(weight), _COLUMNS):
+        columns = slice(start, start + _COLUMNS)
+        part = None if bias is None else bias[columns]
+        logits = raised(model.capped(F.linear(final, weight[columns], part)))
+        # log_softmax is one pass over memory, logsumexp several; any column tells the two apart.
+        sums.append(logits[:, 0] - logits.log_softmax(-1)[:, 0])
+    right = (final * weight[targets]).sum(-1)
+    right = raised(model.capped(right if bias is None else right + bias[targets]))
+    return torch.stack(sums).logsumexp(0) - right
 
 
 def _in_blocks(function: Callable[[slice], Tensor], length: int, model: HookedGPT) -> Tensor:

@@ -143,7 +143,8 @@ class Attention(nn.Module):
         """``z [batch query head d_head]``, with the keys and values of earlier positions where the run brings some."""
         if run.parts:
             pieces = zip(run.unpacked(*qkv), run.parts, strict=True)
-            return torch.cat([self.heads(piece, names, part).flatten(0, 1) for piece, part in pieces])[None]
+            z = [self.heads(piece, names, part).flatten(0, 1) for piece, part in pieces]
+            return (z[0] if len(z) == 1 else torch.cat(z))[None]
         q, k, v = qkv
         if run.past is not None:
             k, v = run.past.extend(names.layer, k, v)

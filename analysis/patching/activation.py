@@ -10,21 +10,22 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from analysis.metrics import KL, Metric, Prompts, as_metric, measured
+from analysis.metrics import Metric, as_metric
 from analysis.patching.pairs import Pair, paired
 from analysis.patching.result import KINDS, Patching, summed_up
+from analysis.patching.runs import both_runs, source_value, weights_of
 from analysis.readings import ReadMetric
 from circuits.arguments import require_model
-from circuits.cache import ActivationCache
 from circuits.config import GPTConfig
-from circuits.finite import check_finite
 from circuits.model import HookedGPT
 from circuits.names import block_names
 from circuits.rerun import Intervention, Put
+from circuits.rerun.clean import Clean
 from circuits.rerun.edits import is_attention_matrix, part_of
+from circuits.rerun.stages import clean_names, entries
 from circuits.rerun.sweep import Sweep
 
 
@@ -128,21 +129,22 @@ def activation_patch(
     if site == "pattern":
         _refuse_other_columns(pair)
     names = [getattr(block_names(layer), field) for layer in range(model.config.n_layers)]
-    logits, cache = model.run_with_cache(pair.source.tokens, names, pair.source.mask)
-    judge = as_metric(metric)
-    source = source_value(model, pair, judge, logits)
+    from_here = {needed for name in names for needed in clean_names(entries(model.config)[name], model.config)}
+    base, source = both_runs(model, pair, {*names, *from_here})
     positions = range(int(pair.base.lengths.max())) if by_position else [None]
     heads = [None] if n_heads is None else range(n_heads)
     sets, labels, counted = [], [], []
     for layer, head, position in itertools.product(range(model.config.n_layers), heads, positions):
         name = getattr(block_names(layer), field)
-        value = _value(pair, cache, name, head)
+        value = _value(pair, source, name, head)
         where = pair.patched if position is None else pair.at_position(position)
         sets.append(Intervention(name, Put(value), where, head=head))
         labels.append(f"patching {name}" + ("" if head is None else f" of head {head}") + _at(position))
         counted.append(_counts(pair, position))
     shape = [model.config.n_layers, *([] if n_heads is None else [n_heads]), *([len(positions)] if by_position else [])]
-    fields = measured_patches(model, pair, sets, labels, torch.stack(counted), judge, source, shape, options)
+    fields = measured_patches(
+        model, pair, sets, labels, torch.stack(counted), as_metric(metric), (base, source), shape, options
+    )
     kind: Any = KINDS[n_heads is not None, by_position]
     result: Patching = kind(**fields, site=site, direction=direction)
     return result
@@ -155,7 +157,7 @@ def measured_patches(
     labels: Sequence[str],
     counted: Bool[Tensor, "patch batch"],
     metric: Metric,
-    source: Float[Tensor, " batch"],
+    runs: tuple[Clean, Clean],
     shape: Sequence[int],
     options: PatchOptions,
 ) -> dict[str, Any]:
@@ -169,7 +171,9 @@ def measured_patches(
         attention_mask=pair.base.mask,
         freeze=options.get("freeze", ()),
         budget=options.get("budget"),
+        clean=runs[0],
     )
+    source = source_value(metric, *runs)
     outcome = sweep.run(
         executor=options.get("executor"),
         progress=options.get("progress", True),
@@ -191,27 +195,6 @@ def measured_patches(
     )
     named = {"metric": metric.name, "level": level, "base": outcome.clean, "source": source}
     return {**summary.laid_out(*shape), **named, "effect": effect.reshape(*shape, -1)}
-
-
-def source_value(
-    model: HookedGPT, pair: Pair, metric: Metric, logits: Float[Tensor, "batch pos d_vocab"]
-) -> Float[Tensor, " batch"]:
-    """The metric on the run patched from, given its logits; a divergence is that from the base run."""
-    source = pair.source
-    base = model(pair.base.tokens, pair.base.mask) if isinstance(metric, KL) else logits
-    if base.shape != logits.shape:
-        raise ValueError(f"a divergence between runs of {base.shape[1]} and {logits.shape[1]} positions is not defined")
-    try:
-        return measured(metric, logits, Prompts(source.tokens, source.mask, base), "the run patched from")
-    except ValueError:
-        check_finite(dict(model.named_parameters()))  # a weight, if it is one
-        raise
-
-
-def weights_of(metric: Metric, pair: Pair) -> Float[Tensor, " batch"]:
-    """What each prompt counts in a mean."""
-    nothing = torch.zeros(*pair.base.tokens.shape, 0)
-    return metric.weights(Prompts(pair.base.tokens, pair.base.mask, nothing))
 
 
 def check_options(options: PatchOptions) -> None:
@@ -244,9 +227,9 @@ def _site(site: str, config: GPTConfig) -> tuple[str, int | None]:
     return chosen.field, None if chosen.heads is None else chosen.heads(config)
 
 
-def _value(pair: Pair, cache: ActivationCache, name: str, head: int | None) -> Tensor:
+def _value(pair: Pair, source: Clean, name: str, head: int | None) -> Tensor:
     """The source's activation laid out like the base's."""
-    value = part_of(cache[name], name, head)
+    value = part_of(source.captured[name], name, head)
     return value if is_attention_matrix(name) else pair.aligned(value)
 
 

@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from analysis.patching.pairs import Pair
-from circuits.cache import ActivationCache
 from circuits.components import MLP, Attn, Component, Embed, Head, Neuron, PosEmbed, as_component, check_component
 from circuits.config import GPTConfig
 from circuits.model import HookedGPT
@@ -149,7 +148,7 @@ def _written_name(sender: Component) -> str:
 
 
 def write_change(
-    model: HookedGPT, sender: Component, base: ActivationCache, source: Mapping[str, Tensor]
+    model: HookedGPT, sender: Component, base: Mapping[str, Tensor], source: Mapping[str, Tensor]
 ) -> Float[Tensor, "batch pos d_model"]:
     """What the sender writes in the source run less what it writes in the base run, nothing else changed.
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.metrics import Metric, as_metric
-from analysis.patching.activation import PatchOptions, check_options, source_value, weights_of
+from analysis.patching.activation import PatchOptions, check_options
 from analysis.patching.edges import (
     Receiver,
     has_edge,
@@ -24,11 +24,11 @@ from analysis.patching.edges import (
 )
 from analysis.patching.pairs import Pair, paired
 from analysis.patching.result import summed_up
+from analysis.patching.runs import both_runs, source_value, weights_of
 from analysis.readings import ReadMetric
 from analysis.results import Result, result
 from analysis.uncertainty import prompts_and_interval
 from circuits.arguments import require_model
-from circuits.cache import ActivationCache
 from circuits.components import Component
 from circuits.model import HookedGPT
 from circuits.names import block_names
@@ -163,7 +163,7 @@ class _Edges:
     senders: tuple[Component, ...]
     metric: Metric
     options: PatchOptions
-    base: ActivationCache
+    base: dict[str, Tensor]
     changes: Float[Tensor, "sender batch pos d_model"]
     source: Float[Tensor, " batch"]
     clean: Float[Tensor, " batch"]
@@ -174,14 +174,12 @@ class _Edges:
     ) -> _Edges:
         written = written_names(senders)
         streams = [block_names(layer).resid_pre for layer in range(model.config.n_layers)]
-        _, base = model.run_with_cache(pair.base.tokens, [*written, *streams], pair.base.mask)
-        logits, cache = model.run_with_cache(pair.source.tokens, written, pair.source.mask)
-        aligned = {
-            name: pair.aligned(cache[name].expand(len(pair.base.tokens), *cache[name].shape[1:])) for name in written
-        }
+        runs = both_runs(model, pair, {*written, *streams})
+        base, batch = runs[0].captured, len(pair.base.tokens)
+        aligned = {name: pair.aligned(_whole(runs[1].captured[name], batch)) for name in written}
         changes = torch.stack([write_change(model, sender, base, aligned) for sender in senders])
         changes = changes.where(pair.patched[..., None], 0)
-        source = source_value(model, pair, metric, logits)
+        source = source_value(metric, *runs)
         edges = _Edges(model, pair, senders, metric, options, base, changes, source, source)
         return replace(edges, clean=edges.sweep([], []).prepared().reading.clean)
 
@@ -247,3 +245,8 @@ class _Edges:
     def _file(self, layer: int | None, start: int) -> Path | None:
         resume = self.options.get("resume")
         return None if resume is None else Path(f"{resume}.{'logits' if layer is None else layer}.{start}")
+
+
+def _whole(activation: Tensor, batch: int) -> Tensor:
+    """An activation that is the same for every prompt, for each of them."""
+    return activation.expand(batch, *activation.shape[1:])

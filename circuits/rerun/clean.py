@@ -49,6 +49,18 @@ class Clean:
     keys_values: list[tuple[Tensor, Tensor]] = field(repr=False)
     final: Float[Tensor, "batch pos d_model"] = field(repr=False)
 
+    def select_batch(self, rows: slice) -> Clean:
+        """Some of its rows, as views."""
+        return Clean(
+            self.model,
+            self.tokens[rows],
+            None if self.mask is None else self.mask[rows],
+            self.positions[rows],
+            {name: value if len(value) == 1 else value[rows] for name, value in self.captured.items()},
+            [(k[rows], v[rows]) for k, v in self.keys_values],
+            self.final[rows],
+        )
+
 
 def clean_pass(model: HookedGPT, tokens: Tensor, mask: Tensor | None, names: Iterable[str]) -> Clean:
     """Run the model once and keep what is needed: some activations, every key and value, the final stream."""

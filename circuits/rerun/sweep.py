@@ -25,7 +25,7 @@ from circuits.rerun.record import Record, fingerprint
 from circuits.tokens import check_mask, check_tokens
 
 # Beyond this many cells the matrix products of a batch run at full speed, and a larger one only leaves the caches.
-MOST_CELLS = 4096
+MOST_CELLS = 512
 
 
 @runtime_checkable
@@ -109,6 +109,7 @@ class Sweep:
         attention_mask: 1 for tokens, 0 for padding.
         freeze: What is held at the clean run, as for `rerun`.
         budget: Bytes that a batch may take beside the model and the clean run; by default a part of what is free.
+        clean: A clean run of these prompts, where there is one already; made again where it lacks an activation.
 
     Raises:
         TypeError, KeyError, ValueError, IndexError: What this model and batch cannot have, by name.
@@ -125,6 +126,7 @@ class Sweep:
         attention_mask: Tensor | None = None,
         freeze: Iterable[str] = (),
         budget: int | None = None,
+        clean: Clean | None = None,
     ) -> None:
         if model.in_scope_of_hooks:
             raise ValueError("a sweep takes its interventions as arguments; leave the `with model.hooks(...)` block")
@@ -136,11 +138,12 @@ class Sweep:
         self.read = reader.positions(self.tokens, self.mask)
         self.budget = free_bytes(model.device) if budget is None else budget
         self._batches = batches_of(self.lanes, self.scope, self.budget, MOST_CELLS)
+        self._clean = clean
         self._prepared: Prepared | None = None
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_prepared": None, "_lock": None, "_batches": []}
+        return {**self.__dict__, "_clean": None, "_prepared": None, "_lock": None, "_batches": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -171,7 +174,10 @@ class Sweep:
         """The clean run and what is measured on it, made once in each process."""
         with self._lock:
             if self._prepared is None:
-                clean = clean_pass(self.model, self.tokens, self.mask, needs(self.model, self.lanes))
+                wanted = needs(self.model, self.lanes)
+                clean = self._clean
+                if clean is None or not wanted <= clean.captured.keys():
+                    clean = clean_pass(self.model, self.tokens, self.mask, wanted)
                 self._prepared = Prepared(clean, self.reader.bind(clean), self.read)
             return self._prepared
 

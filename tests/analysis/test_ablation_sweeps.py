@@ -170,6 +170,16 @@ def test_values_do_not_depend_on_how_a_sweep_is_cut(metric):
     assert len(merged) == len(whole.components)
 
 
+def test_a_loss_over_blocks_of_a_large_vocabulary_is_the_loss():
+    config = GPTConfig(
+        n_layers=1, d_model=7, n_heads=1, n_ctx=9, d_vocab=2500, norm=None, bias_unembed=True, logit_softcap=3.0
+    )
+    model = architectures.make(config)
+    tokens = batches.random_tokens(config, pos=9)
+    found = ablate(model, tokens, [Head(0, 0)], **QUIET)
+    assert torch.allclose(found.clean, loss_per_prompt(model(tokens), tokens), atol=1e-12)
+
+
 def test_a_job_can_be_pickled_and_run_elsewhere():
     model, tokens = model_and_tokens()
     planned = plan(model, tokens, [Head(0, 1), MLP(1)], "zero", "loss", {})
