@@ -7,6 +7,10 @@ when they are taken away. Loaded once, in one worker.
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -190,3 +194,25 @@ def test_saved_and_loaded_again_it_is_the_same_bit_for_bit(model, tmp_path):
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
     half = load(tmp_path / "smollm2.safetensors", dtype=torch.bfloat16, layers=range(2))
     assert torch.equal(half.blocks[1].attn.qkv.weight, model.blocks[1].attn.qkv.weight.bfloat16())
+
+
+def test_its_report_with_every_claim_checked_stays_within_three_minutes_and_four_gigabytes(path, tmp_path):
+    prompt = "When Mary and John went to the store, John gave a drink to"
+    words = ["--model", str(path), "--prompt", prompt, "--output", str(tmp_path / "report.html"), "--json"]
+    with (tmp_path / "report.json").open("w") as out:
+        running = subprocess.Popen(
+            [sys.executable, "-m", "analysis.cli", "report", *words],
+            stdout=out,
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        _, status, used = os.wait4(running.pid, 0)
+    running.returncode = os.waitstatus_to_exitcode(status)
+    assert running.returncode == 0
+    assert used.ru_utime + used.ru_stime < 180  # on one core; other processes may slow the clock, not this
+    assert used.ru_maxrss < 4e9 / 1024
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert found["prompt"][-1]["guesses"][0][0] == "·Mary"
+    assert len(found["heads"]) == 270
+    assert {row["status"] for row in found["claims"]} == {"holds", "does not apply", "measured"}
+    assert "L18H6" in (tmp_path / "report.html").read_text()
