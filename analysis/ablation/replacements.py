@@ -166,7 +166,10 @@ def other_rows(batch: int, generator: torch.Generator) -> Int[Tensor, " batch"]:
         ValueError: A single row, which has no other.
     """
     if batch < 2:
-        raise ValueError("method 'resample' takes writes from another prompt, but there is only 1; give a reference")
+        raise ValueError(
+            "method 'resample' takes writes from another prompt, but there is only 1; give a reference (at the command "
+            "line, --task or --pairs)"
+        )
     order = torch.randperm(batch, generator=generator)
     rows = torch.empty_like(order)
     rows[order] = order.roll(1)

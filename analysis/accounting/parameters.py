@@ -55,6 +55,8 @@ class ParameterTable(Result):
 
     def title(self) -> str:
         """The total, with and without tied embeddings."""
+        if self.total == self.total_if_tied:
+            return f"{self.total:,} parameters, embeddings tied"
         return f"{self.total:,} parameters ({self.total_if_tied:,} with tied embeddings)"
 
 

@@ -73,7 +73,7 @@ def _refuse_about_equal(base: Tensor, source: Tensor, weight: Tensor, metric: Me
     if not abs(there - here) > _ABOUT_EQUAL * max(abs(here), abs(there), 1.0):
         raise ValueError(
             f"{metric.name} is {here:.6g} on the run that is patched and {there:.6g} on the run patched from: there is "
-            "no distance to normalise by; normalise=False gives the raw effects"
+            "no distance to normalise by; normalise=False (--raw at the command line) gives the raw effects"
         )
 
 

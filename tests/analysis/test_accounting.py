@@ -92,6 +92,8 @@ def test_tying_saves_one_embedding():
     tied = config.replace(tie_embeddings=True)
     assert parameter_count(config) - parameter_count(tied) == 65 * 128
     assert parameter_table(config).total_if_tied == parameter_table(tied).total == parameter_table(tied).total_if_tied
+    assert parameter_table(config).title() == "816,640 parameters (808,320 with tied embeddings)"
+    assert parameter_table(tied).title() == "808,320 parameters, embeddings tied"
 
 
 def test_detail_rows_are_the_tensors_sizes():
