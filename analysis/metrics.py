@@ -7,6 +7,7 @@ Pure functions first. A `Metric` is a value that says which of them, so that a m
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -242,7 +243,7 @@ def measured(metric: Metric, logits: Tensor, prompts: Prompts, what: str) -> Flo
 
     Raises:
         TypeError: A metric that returned something other than a floating-point tensor.
-        ValueError: Another shape than ``[batch]``, or NaN; the message names `what`.
+        ValueError: Another shape than ``[batch]``, NaN or infinity; the message names `what`.
     """
     value = metric.measure(logits, prompts)
     if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -250,9 +251,16 @@ def measured(metric: Metric, logits: Tensor, prompts: Prompts, what: str) -> Flo
     if list(value.shape) != [len(prompts.tokens)]:
         expected = f"[batch] = [{len(prompts.tokens)}]"
         raise ValueError(f"metric {metric.name} returned shape {list(value.shape)} for {what}, expected {expected}")
-    if bool(value.isnan().any()):
-        raise ValueError(f"metric {metric.name} is NaN for {what}, in row {int(value.isnan().nonzero()[0])}")
+    bad = (~value.isfinite()).nonzero()
+    if len(bad):
+        row = int(bad[0])
+        raise ValueError(f"metric {metric.name} is {spelled(float(value[row]))} for {what}, in row {row}")
     return value
+
+
+def spelled(number: float) -> str:
+    """A number that is not finite, for messages."""
+    return "NaN" if math.isnan(number) else str(number)
 
 
 def _answers(

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from analysis.metrics import KL, LogitDiff, Loss, Metric, Prompts, measured, raised
+from analysis.metrics import KL, LogitDiff, Loss, Metric, Prompts, measured, raised, spelled
 from circuits.finite import check_finite
 from circuits.model import HookedGPT
 from circuits.rerun.clean import Clean
@@ -55,7 +55,7 @@ class ReadMetric:
         """The metric on this clean run, which messages call `what`.
 
         Raises:
-            TypeError, ValueError: It is no number for each prompt, or NaN, on the clean run; the first weight that is
+            TypeError, ValueError: It is no finite number for each prompt on the clean run; the first weight that is
                 not finite, where that is why.
         """
         try:
@@ -183,7 +183,7 @@ class LogitsReading:
         self.metric, self.run = metric, clean
         self._logits = clean.model.unembed_normalised(clean.final)
         self._prompts = Prompts(clean.tokens, clean.mask, self._logits)
-        self.clean = measured(metric, self._logits, self._prompts, what)
+        self.clean = measured(metric, self._logits.clone(), self._prompts, what)  # a metric may write into its logits
 
     def values(self, changed: Changed, labels: Sequence[str]) -> Float[Tensor, "lane batch"]:
         """The metric under each lane."""
@@ -224,9 +224,10 @@ def _in_blocks(function: Callable[[slice], Tensor], length: int, model: HookedGP
 
 
 def _checked(metric: Metric, values: Float[Tensor, "lane batch"], whats: Sequence[str]) -> Tensor:
-    """The values, refused where one is NaN."""
-    bad = values.isnan().nonzero()
+    """The values, refused where one is NaN or infinite."""
+    bad = (~values.isfinite()).nonzero()
     if len(bad):
         lane, row = bad[0].tolist()
-        raise ValueError(f"metric {metric.name} is NaN for {whats[lane]}, in row {row}")
+        found = float(values[lane, row])
+        raise ValueError(f"metric {metric.name} is {spelled(found)} for {whats[lane]}, in row {row}")
     return values

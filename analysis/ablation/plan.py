@@ -21,6 +21,7 @@ from circuits.model import HookedGPT
 from circuits.rerun import Intervened, Intervention
 from circuits.rerun.cost import Cost
 from circuits.rerun.sweep import Outcome, Sweep
+from circuits.tokens import check_tokens
 
 
 class Options(TypedDict, total=False):
@@ -37,7 +38,8 @@ class Options(TypedDict, total=False):
         level: Level of the bootstrap interval over prompts (0.95).
         seed: Seed of resampling and of the bootstrap (0).
         budget: Bytes that a batch of runs may take; by default a part of what is free.
-        executor: A `concurrent.futures` executor that runs the batches; by default they run here.
+        executor: A `concurrent.futures` executor that runs the batches; by default they run here. Other processes need
+            a metric that can be pickled (a function of a module, no lambda), and run each batch on one thread.
         resume: A file that keeps what is done, so that an interrupted sweep goes on where it stopped.
         progress: Show a progress bar on a terminal (True).
     """
@@ -124,6 +126,7 @@ def plan(
     """
     check_method(method)
     _check_options(options)
+    tokens = check_tokens(tokens, model.config)
     reference = Reference(options.get("reference"), options.get("reference_mask"))
     per_position, mask = options.get("per_position", False), options.get("attention_mask")
     if method == "resample":

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from analysis.ablation.plan import Options, Plan, cells_of, plan
 from analysis.ablation.result import Ablation, PairAblation, Sufficiency, symmetric
-from analysis.ablation.targets import Given, Target, members, targets_of
+from analysis.ablation.targets import Given, Target, members, targets_of, with_pairs
 from analysis.metrics import Metric
 from analysis.results import label_text
 from analysis.uncertainty import bootstrap_interval, weighted_mean
@@ -81,7 +81,7 @@ def ablate(
 
     Raises:
         ValueError: A component, method or metric that there is not; a mean without a reference; resampling from one
-            prompt, or with padding; a metric of another shape than ``[batch]`` or NaN, for which component.
+            prompt, or with padding; a metric of another shape than ``[batch]``, NaN or infinite, for which component.
         IndexError: A layer, head, neuron or position that does not exist.
     """
     require_model(model)
@@ -225,11 +225,8 @@ def _pairs(
     options: Options,
 ) -> PairAblation:
     n = len(targets)
-    if n < 2:
-        raise ValueError(f"pairs need at least 2 components, got {n}")
     first, second = torch.triu_indices(n, n, 1).tolist()
-    joint = [(*members(targets[a]), *members(targets[b])) for a, b in zip(first, second, strict=True)]
-    planned = plan(model, tokens, [*targets, *joint], method, metric, options)
+    planned = plan(model, tokens, with_pairs(targets), method, metric, options)
     outcome = planned.run()
     effect, weight = outcome.values - outcome.clean, planned.weights()
     beyond = effect[n:] - effect[:n][first] - effect[:n][second]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Sequence
 
 from circuits.components import (
@@ -57,6 +58,17 @@ def _target(given: Given) -> Target:
 def members(target: Target) -> tuple[Component, ...]:
     """The components of a target."""
     return target if isinstance(target, tuple) else (target,)
+
+
+def with_pairs(targets: Sequence[Target]) -> tuple[Target, ...]:
+    """The targets, then every two of them together: ``(0, 1), (0, 2), …``.
+
+    Raises:
+        ValueError: Fewer than two.
+    """
+    if len(targets) < 2:
+        raise ValueError(f"pairs need at least 2 components, got {len(targets)}")
+    return (*targets, *((*members(a), *members(b)) for a, b in itertools.combinations(targets, 2)))
 
 
 def _of_word(word: str, config: GPTConfig) -> tuple[Target, ...]:

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Measure, and print."""
     from analysis.ablation import ablate, plan
-    from analysis.ablation.targets import targets_of
+    from analysis.ablation.targets import targets_of, with_pairs
 
     model = options.load_model(args)
     pairs = interventions.pairs_of(args, model) if args.pairs or args.task else None
@@ -63,7 +63,9 @@ def run(args: argparse.Namespace) -> None:
     components = parse_components(args.components)
     given["seed"] = args.seed
     if args.cost:
-        print(plan(model, tokens, targets_of(components, model.config), args.method, metric, given).cost)
+        targets = targets_of(components, model.config)
+        targets = with_pairs(targets) if args.every_pair else targets
+        print(plan(model, tokens, targets, args.method, metric, given).cost)
         return
     if args.every_pair:
         interventions.show(

@@ -65,7 +65,13 @@ def metric_of(name: str, pairs: PromptPairs | None) -> str | Metric:
 
 
 def show(args: argparse.Namespace, found: Result, by: str) -> None:
-    """Print the largest effects, or everything as JSON."""
+    """Print the largest effects, or everything as JSON.
+
+    Raises:
+        ValueError: ``--top`` below 1.
+    """
+    if args.top < 1:
+        raise ValueError(f"--top must be at least 1, not {args.top}")
     if args.json:
         print_json(found.to_dict())
         return

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +34,7 @@ class Record:
         owner: Fingerprint of the sweep.
 
     Raises:
-        ValueError: The file belongs to another sweep, or is no such file.
+        ValueError: The file belongs to another sweep, is no such file, or cannot be one.
     """
 
     def __init__(self, sets: int, clean: Float[Tensor, " batch"], path: str | Path | None, owner: str) -> None:
@@ -42,7 +43,11 @@ class Record:
         self._path = None if path is None else Path(path)
         self._owner = owner
         self._written = time.monotonic()
-        if self._path is not None and self._path.exists():
+        if self._path is None:
+            return
+        if self._path.is_dir() or not self._path.parent.is_dir():
+            raise ValueError(f"resume names a file in a folder that exists, not {str(self._path)!r}")
+        if self._path.exists():
             self._read(self._path)
 
     def holds(self, lanes: Sequence[Lane]) -> bool:
@@ -101,7 +106,7 @@ def fingerprint(sweep: Sweep) -> str:
 
 
 def _add_value(digest: Callable[[bytes], object], value: object) -> None:
-    """A value by its content: tensors by their numbers, small objects by their attributes, functions by their name."""
+    """A value by its content: tensors by numbers, small objects by attributes, functions by name and code."""
     if isinstance(value, Tensor):
         _add(digest, value)
     elif isinstance(value, list | tuple | frozenset):
@@ -109,6 +114,8 @@ def _add_value(digest: Callable[[bytes], object], value: object) -> None:
             _add_value(digest, item)
     elif callable(value) and hasattr(value, "__qualname__"):
         digest(f"{value.__module__}.{value.__qualname__}".encode())
+        if isinstance(value, FunctionType):
+            _add_function(digest, value)
     elif hasattr(value, "__dataclass_fields__"):
         digest(type(value).__qualname__.encode())
         for field in value.__dataclass_fields__:
@@ -116,6 +123,26 @@ def _add_value(digest: Callable[[bytes], object], value: object) -> None:
             _add_value(digest, getattr(value, field))
     else:
         digest(repr(value).encode())
+
+
+def _add_function(digest: Callable[[bytes], object], function: FunctionType) -> None:
+    """What tells functions of one name apart: their code, their defaults and the constants that they close over."""
+    digest(function.__code__.co_code)
+    digest(repr([c for c in function.__code__.co_consts if not isinstance(c, CodeType | frozenset)]).encode())
+    digest(repr(function.__code__.co_names).encode())
+    cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
+    for held in [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells]:
+        # Anything else may change while it is used, or be told by its address, which differs in the next process.
+        if isinstance(held, Tensor | bool | int | float | str | None):
+            _add_value(digest, held)
+
+
+def _is_empty(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  # asking is the only way to know
+    except ValueError:
+        return True
+    return False
 
 
 def _add(digest: Callable[[bytes], object], tensor: Tensor) -> None:

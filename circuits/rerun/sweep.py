@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, as_completed
@@ -219,10 +220,25 @@ def _results(jobs: Sequence[Job], executor: Executor | None) -> Iterator[Any]:
     if executor is None:
         yield from (job() for job in jobs)
         return
-    futures = [executor.submit(job) for job in jobs]
+    futures = [executor.submit(_elsewhere, job, os.getpid()) for job in jobs]
     try:
         for future in as_completed(futures):
             yield future.result()
     finally:
         for future in futures:
             future.cancel()
+
+
+def _elsewhere(job: Job, home: int) -> tuple[list[tuple[int, Tensor]], Tensor]:
+    """A job as an executor runs it: on one thread in another process.
+
+    A forked process inherits OpenMP's state but not its threads, and would wait for them for ever.
+    """
+    if os.getpid() == home:
+        return job()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return job()
+    finally:
+        torch.set_num_threads(threads)

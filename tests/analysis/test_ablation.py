@@ -8,9 +8,11 @@ import torch
 from unchecked import unchecked
 
 from analysis.ablation import ablate
+from analysis.ablation.plan import cells_of
 from analysis.ablation.replacements import other_rows, sum_over_real
 from analysis.metrics import kl_divergence, logit_diff, loss_per_prompt
 from circuits import MLP, Attn, AttnBias, Block, Embed, GPTConfig, Head, HookedGPT, Neuron, PosEmbed
+from circuits.rerun import Intervention, Put
 
 ARCHITECTURES = {
     "lecture": {},
@@ -302,16 +304,41 @@ def test_components_may_be_given_as_their_text():
         ablate(model, tokens, [3])
 
 
-def test_a_metric_that_turns_nan_names_the_component():
+@pytest.mark.parametrize(("factor", "found"), [(math.nan, "NaN"), (math.inf, "-?inf")])
+def test_a_metric_that_is_not_finite_names_the_component(factor, found):
     model, tokens = model_of(), prompts()
     clean = model(tokens)
 
     def fragile(z):
         same = torch.equal(z, clean)
-        return z[:, 0, 0] if same else z[:, 0, 0] * math.nan
+        return z[:, 0, 0] if same else z[:, 0, 0] * factor
 
-    with pytest.raises(ValueError, match="NaN for ablating L0H0"):
+    with pytest.raises(ValueError, match=f"is {found} for ablating L0H0"):
         ablate(model, tokens, metric=fragile, progress=False)
+
+
+@pytest.mark.parametrize("metric", ["loss", "kl"])
+def test_a_replacement_that_overflows_names_the_component(metric):
+    model, tokens = model_of(), prompts()
+    huge = Put(torch.full_like(model.run_with_cache(tokens)[1]["blocks.0.attn.hook_z"][:, :, 1], 1e308) * 10)
+    planned = cells_of(
+        model, tokens, [Intervention(Head(0, 1), huge)], [Head(0, 1)], "zero", "something huge", metric, {}
+    )
+    with pytest.raises(ValueError, match=f"metric {metric} is NaN for ablating L0H1, in row 0"):
+        planned.run()
+
+
+def test_a_metric_that_writes_into_its_logits_changes_no_effect():
+    model, tokens = model_of(), prompts()
+
+    def untidy(logits):
+        value = logits[:, 0, 3] + logits[:, -1, 3]
+        logits.zero_()
+        return value
+
+    options = {"positions": -1, "progress": False}  # position 0 keeps its clean logits
+    tidy = ablate(model, tokens, metric=lambda z: z[:, 0, 3] + z[:, -1, 3], **options)
+    assert torch.equal(ablate(model, tokens, metric=untidy, **options).effect, tidy.effect)
 
 
 def test_positions_of_learned_embeddings_can_be_taken_out():

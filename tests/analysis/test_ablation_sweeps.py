@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import pickle
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import architectures
 import batches
@@ -222,6 +223,43 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path):
     file.write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match="is not the record of a sweep"):
         ablate(model, tokens, metric=interrupted, **options)
+
+
+def test_a_record_is_not_taken_for_that_of_another_metric_of_the_same_name(tmp_path):
+    model, tokens = model_and_tokens()
+    file = tmp_path / "sweep.safetensors"
+
+    def logit(token):
+        def metric(logits):
+            return logits[:, -1, token]
+
+        return metric
+
+    found = ablate(model, tokens, metric=logit(3), resume=file, **QUIET)
+    assert torch.equal(ablate(model, tokens, metric=logit(3), resume=file, **QUIET).effect, found.effect)
+    with pytest.raises(ValueError, match="keeps another sweep"):
+        ablate(model, tokens, metric=logit(4), resume=file, **QUIET)
+    first, second = (lambda z: z[:, -1, 3]), (lambda z: z[:, -1, 4])
+    file.unlink()
+    ablate(model, tokens, metric=first, resume=file, **QUIET)
+    with pytest.raises(ValueError, match="keeps another sweep"):
+        ablate(model, tokens, metric=second, resume=file, **QUIET)
+
+
+def test_a_record_that_cannot_be_written_is_refused_before_anything_runs(tmp_path):
+    model, tokens = model_and_tokens()
+    for place in (tmp_path, tmp_path / "nowhere" / "sweep.safetensors"):
+        with pytest.raises(ValueError, match="resume names a file in a folder that exists"):
+            ablate(model, tokens, resume=place, **QUIET)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_forked_processes_give_the_same_values():
+    model, tokens = model_and_tokens()
+    here = ablate(model, tokens, metric="kl", **QUIET)
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
+        there = ablate(model, tokens, metric="kl", executor=pool, budget=80_000, **QUIET)
+    assert torch.allclose(there.effect, here.effect, atol=1e-12)
 
 
 def test_the_cost_is_known_beforehand_and_a_small_budget_says_what_it_lacks():

@@ -99,6 +99,7 @@ def test_one_prompt_is_called_one_and_has_no_interval(model, capsys):
         ("ablate --components L0,L0.mpl", "'L0.mpl' is not a component"),
         ("ablate --metric logit_diff", "needs answers: give --pairs or --task"),
         ("ablate --method mean", "needs reference prompts"),
+        ("ablate --top 0", "--top must be at least 1, not 0"),
         ("ablate --pairs nowhere.jsonl", "nowhere.jsonl: No such file"),
         ("patch --site resid", "invalid choice: 'resid'"),
         ("patch --pairs pairs.jsonl --task ioi", "not allowed with argument"),
@@ -109,6 +110,11 @@ def test_bad_input_is_one_line_and_status_2(model, capsys, words, message):
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
+
+
+def test_the_cost_of_every_pair_counts_the_pairs(model, capsys):
+    assert main("ablate --every-pair --cost --components L0H0,L0H1,L1H2 --model m.safetensors".split()) == 0
+    assert capsys.readouterr().out.startswith("6 interventions")  # three alone, three pairs
 
 
 def test_components_are_words_or_lists():
