@@ -184,7 +184,10 @@ def _years(tokenizer: Tokenizer, century: int) -> dict[int, int]:
 
 def _year(tokenizer: Tokenizer, century: int, year: int) -> int | None:
     """The token of the two last digits, where a year is cut between its century and those."""
-    whole, front = (tokenizer.encode(text, prepend_bos=False) for text in (f" {century}{year:02d}", f" {century}"))
+    try:
+        whole, front = (tokenizer.encode(text, prepend_bos=False) for text in (f" {century}{year:02d}", f" {century}"))
+    except ValueError:  # a vocabulary without digits
+        return None
     return whole[-1] if len(whole) == len(front) + 1 and whole[:-1] == front else None
 
 

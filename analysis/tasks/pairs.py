@@ -99,7 +99,10 @@ def read_pairs(
             answers that are equal; the message names the line.
         OSError: The file cannot be read.
     """
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     rows = [_row(line, f"{path}, line {n}", tokenizer) for n, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise ValueError(f"{path} holds no pairs")
@@ -107,7 +110,13 @@ def read_pairs(
 
 
 def pairs_of(name: str, rows: Sequence[Mapping[str, Any]], device: torch.device | str | None = None) -> PromptPairs:
-    """Pairs from token ids: ``clean`` and ``corrupt`` lists, ``correct`` and ``wrong`` numbers."""
+    """Pairs from token ids: ``clean`` and ``corrupt`` lists, ``correct`` and ``wrong`` numbers.
+
+    Raises:
+        ValueError: No pairs.
+    """
+    if not rows:
+        raise ValueError(f"{name}: expected at least 1 pair of prompts, got none")
     clean, clean_mask = padded([row["clean"] for row in rows], device)
     corrupt, corrupt_mask = padded([row["corrupt"] for row in rows], device)
     answers = {part: torch.tensor([row[part] for row in rows], device=device) for part in ("correct", "wrong")}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 
+import architectures
 import pytest
 import torch
 
 from analysis.metrics import LogitDiff
 from analysis.patching import activation_patch
 from analysis.tasks import PromptPairs, greater_than, indirect_object, read_pairs, repeated_tokens
-from circuits import GPTConfig, HookedGPT
+from circuits import GPTConfig, HookedGPT, load
 from circuits.text import CharTokenizer
 
 
@@ -173,6 +174,24 @@ def test_texts_without_a_tokenizer_and_empty_files_are_named(tmp_path):
         read_pairs(file)
     file.write_text("\n")
     with pytest.raises(ValueError, match="holds no pairs"):
+        read_pairs(file)
+
+
+@pytest.mark.parametrize("task", [indirect_object, greater_than])
+def test_a_task_of_no_prompts_is_refused(task):
+    with pytest.raises(ValueError, match="at least 1 pair of prompts"):
+        task(architectures.make("course"), batch=0, on_tokens=True)
+
+
+def test_years_need_a_tokenizer_with_digits():
+    with pytest.raises(ValueError, match="cuts 0 years of a century in two pieces"):
+        greater_than(load("shakespeare"))
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"pairs\.jsonl is not UTF-8 text"):
         read_pairs(file)
 
 
