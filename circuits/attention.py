@@ -141,6 +141,9 @@ class Attention(nn.Module):
 
     def heads(self, qkv: tuple[Tensor, Tensor, Tensor], names: BlockNames, run: Run) -> Tensor:
         """``z [batch query head d_head]``, with the keys and values of earlier positions where the run brings some."""
+        if run.spread is not None:
+            q, k, v = run.spread.out(names.layer, *qkv)
+            return run.spread.back(self.attend(q, k, v, names, run.spread.run))
         if run.parts:
             pieces = zip(run.unpacked(*qkv), run.parts, strict=True)
             z = [self.heads(piece, names, part).flatten(0, 1) for piece, part in pieces]
@@ -159,6 +162,10 @@ class Attention(nn.Module):
             return q, k, v
         q, k, v = (self._project_part(part, x) for part, x in enumerate(reads))
         return q, k, v
+
+    def project_queries(self, read: Float[Tensor, "batch query d_model"]) -> Float[Tensor, "batch query head d_head"]:
+        """Queries alone."""
+        return self._project_part(0, read)
 
     def _project_part(self, part: int, x: Tensor) -> Tensor:
         rows = self._rows(part)

@@ -57,12 +57,15 @@ class TransformerBlock(nn.Module):
         """The stream after the block."""
         tap, names = run.tap, self.names
         x = tap(names.resid_pre, x)
-        if self.pre and self.ln1 is not None:
-            normed = self.ln1.tapped(x, tap, names.ln1_scale, names.ln1_normalized)
-        else:
-            normed = x
+        normed = self.attention_read(x, run)
         attn_out = self.attention_branch(x, normed, run)
         return self.from_attn_out(run.wanted(x), attn_out, run, run.wanted(normed))
+
+    def attention_read(self, x: Stream, run: Run) -> Stream:
+        """What the heads read of the stream: ``LN₁(x)`` in a pre-norm block, the stream itself elsewhere."""
+        if not (self.pre and self.ln1 is not None):
+            return x
+        return self.ln1.tapped(x, run.tap, self.names.ln1_scale, self.names.ln1_normalized)
 
     def from_attn_out(self, x: Stream, attn_out: Stream, run: Run, normed: Stream | None = None) -> Stream:
         """The rest of the block, once attention has its output; `normed` is ``LN₁(x)``, for blocks that share it."""

@@ -49,6 +49,24 @@ class Visibility:
         return self.allowed if self.blind is None else self.allowed | self.blind
 
 
+@runtime_checkable
+class Spread(Protocol):
+    """How sequences that stand end to end are laid out as a batch for their attention, and back."""
+
+    @property
+    def run(self) -> Run:
+        """The attention's own pass over that batch."""
+        ...
+
+    def out(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values ``[batch pos head d_head]`` from those of the single row."""
+        ...
+
+    def back(self, z: Tensor) -> Tensor:
+        """`z` of the single row, from that of the batch."""
+        ...
+
+
 @dataclass(frozen=True)
 class Run:
     """One forward pass beside its stream.
@@ -64,6 +82,8 @@ class Run:
             Keys and values are made from every position, queries and whatever follows from these alone.
         queries: Where each query stands among the keys; None: from `n_past` on, one for each position.
         parts: Runs whose sequences stand end to end in the single row of this one. Only attention tells them apart.
+        spread: The same sequences as one batch, each over all positions, for one attention in place of one for each
+            part; None where that is not to be.
     """
 
     positions: Int[Tensor, "#batch pos"]
@@ -75,6 +95,7 @@ class Run:
     read: Int[Tensor, " query"] | None = None
     queries: Int[Tensor, "#batch query"] | None = None
     parts: tuple[Run, ...] = ()
+    spread: Spread | None = None
     _seen: dict[Window, Visibility] = field(default_factory=dict, repr=False)
 
     def plain_causal(self, window: Window) -> bool:

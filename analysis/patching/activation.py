@@ -133,17 +133,26 @@ def activation_patch(
     base, source = both_runs(model, pair, {*names, *from_here})
     positions = range(int(pair.base.lengths.max())) if by_position else [None]
     heads = [None] if n_heads is None else range(n_heads)
-    sets, labels, counted = [], [], []
-    for layer, head, position in itertools.product(range(model.config.n_layers), heads, positions):
+    cells = [pair.patched if position is None else pair.at_position(position) for position in positions]
+    counted = torch.stack([_counts(pair, position) for position in positions])
+    sets, labels = [], []
+    for layer, head in itertools.product(range(model.config.n_layers), heads):
         name = getattr(block_names(layer), field)
-        value = _value(pair, source, name, head)
-        where = pair.patched if position is None else pair.at_position(position)
-        sets.append(Intervention(name, Put(value), where, head=head))
-        labels.append(f"patching {name}" + ("" if head is None else f" of head {head}") + _at(position))
-        counted.append(_counts(pair, position))
+        value = Put(_value(pair, source, name, head))
+        of_head = "" if head is None else f" of head {head}"
+        sets += [Intervention(name, value, where, head=head) for where in cells]
+        labels += [f"patching {name}{of_head}{_at(position)}" for position in positions]
     shape = [model.config.n_layers, *([] if n_heads is None else [n_heads]), *([len(positions)] if by_position else [])]
     fields = measured_patches(
-        model, pair, sets, labels, torch.stack(counted), as_metric(metric), (base, source), shape, options
+        model,
+        pair,
+        sets,
+        labels,
+        counted.repeat(len(sets) // len(cells), 1),
+        as_metric(metric),
+        (base, source),
+        shape,
+        options,
     )
     kind: Any = KINDS[n_heads is not None, by_position]
     result: Patching = kind(**fields, site=site, direction=direction)

@@ -12,7 +12,7 @@ from torch import Tensor
 from circuits import names as vocabulary
 from circuits.hooks import Hooks, Tap
 from circuits.model import HookedGPT
-from circuits.run import make_run, token_positions
+from circuits.run import Run, make_run, token_positions
 
 
 class Recorder:
@@ -94,3 +94,43 @@ class Prefix:
         clean_k, clean_v = self.clean.keys_values[layer]
         before = (clean_k[:, : self.start][self.rows], clean_v[:, : self.start][self.rows])
         return torch.cat((before[0], k), dim=1), torch.cat((before[1], v), dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class SpreadOut:
+    """Parts laid out as one batch: each row over every position, the clean keys and values before it begins.
+
+    Queries of positions before a row begins are 0 and what they see is dropped: with few positions that costs less than
+    an attention of its own for each part.
+
+    Attributes:
+        clean: The clean run.
+        rows: Row of the batch of each sequence.
+        run: The attention's pass.
+        keys: Where each cell of the flat axis stands among ``sequence × position``.
+        queries: The same for the cells whose queries are made.
+        shape: Sequences and queries of each.
+    """
+
+    clean: Clean
+    rows: Int[Tensor, " stack"]
+    run: Run
+    keys: Int[Tensor, " cell"]
+    queries: Int[Tensor, " query"]
+    shape: tuple[int, int]
+
+    def out(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the batch."""
+        stop = self.run.positions.shape[1]
+        spread = []
+        for clean, own in zip(self.clean.keys_values[layer], (k, v), strict=True):
+            whole = clean[self.rows, :stop]
+            whole.flatten(0, 1)[self.keys] = own[0]
+            spread.append(whole)
+        queries = q.new_zeros(self.shape[0] * self.shape[1], *q.shape[2:])
+        queries[self.queries] = q[0]
+        return queries.unflatten(0, self.shape), spread[0], spread[1]
+
+    def back(self, z: Tensor) -> Tensor:
+        """`z` at the cells of the flat axis."""
+        return z.flatten(0, 1)[self.queries][None]

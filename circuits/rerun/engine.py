@@ -13,7 +13,8 @@ from circuits import names as vocabulary
 from circuits.block import TransformerBlock
 from circuits.config import GPTConfig
 from circuits.hooks import NO_TAP
-from circuits.rerun.clean import Clean, Prefix
+from circuits.rerun import one_query
+from circuits.rerun.clean import Clean, Prefix, SpreadOut
 from circuits.rerun.layout import Flat, Lane, Layout, lay_out, merged
 from circuits.rerun.stages import Stage, entries
 from circuits.rerun.taps import LaneTap
@@ -22,6 +23,9 @@ from circuits.run import Run, make_run
 # Stages of a block in which a lane joins behind the attention, each run by itself up to the end of the block.
 _INSIDE = (Stage.HEADS, Stage.MID, Stage.POST, Stage.OUT, Stage.END)
 
+
+# Up to this many positions, parts that begin at different ones share one attention over all of them.
+_FEW_POSITIONS = 128
 
 # The clean activation of a name at the cells of a layout.
 At = Callable[[str], Tensor]
@@ -104,7 +108,12 @@ class _Pass:
         before = stream.layout
         after = self._after_attention(block, before)
         tap = LaneTap([before, after] if after is not before else [before], block.names.layer, self.clean.captured)
-        return Flat(after, block(stream.x, self._run(before, after, tap)))
+        run = self._run(before, after, tap)
+        if after is not before and one_query.applies(self.clean.model.config, block, before, after, run):
+            spread = run.spread or spread_out(self.clean, before, after, self.stop)
+            assert isinstance(spread, SpreadOut)
+            return Flat(after, one_query.through(block, stream.x, run, self.clean, spread))
+        return Flat(after, block(stream.x, run))
 
     def _after_attention(self, block: TransformerBlock, layout: Layout) -> Layout:
         """In the last block only the positions that are read go on, where they are fewer."""
@@ -119,24 +128,22 @@ class _Pass:
 
     def _run(self, before: Layout, after: Layout, tap: LaneTap) -> Run:
         """The pass of a flat stream: one row, in which the parts attend to themselves and their clean past."""
-        clean = self.clean
+        clean, taps = self.clean, [tap.of_part(part, i) for i, part in enumerate(after.parts)]
         flat = make_run(clean.model.config, before.gather(clean.positions), clean.model.dtype)
-        parts = []
-        for i, (part, narrowed) in enumerate(zip(before.parts, after.parts, strict=True)):
-            mask = None if clean.mask is None else clean.mask[part.rows, : self.stop]
-            parts.append(
-                Run(
-                    part.columns.expand(part.shape),
-                    None,
-                    mask,
-                    n_past=part.start,
-                    tap=tap.of_part(narrowed, i) or NO_TAP,
-                    past=Prefix(clean, part.rows, part.start) if part.start else None,
-                    queries=None if narrowed is part else narrowed.columns,
-                )
-            )
         read = None if after is before else _places(before, after)
-        return replace(flat, tap=tap if tap.active else NO_TAP, read=read, parts=tuple(parts))
+        flat = replace(flat, tap=tap if tap.active else NO_TAP, read=read)
+        if self.stop <= _FEW_POSITIONS and len(before.parts) > 1 and not any(taps):
+            spread = spread_out(clean, before, after, self.stop)
+            if spread is not None:
+                return replace(flat, spread=spread)
+        parts = []
+        for part, narrowed, own in zip(before.parts, after.parts, taps, strict=True):
+            mask = None if clean.mask is None else clean.mask[part.rows, : self.stop]
+            past = Prefix(clean, part.rows, part.start) if part.start else None
+            queries = None if narrowed is part else narrowed.columns
+            positions = part.columns.expand(part.shape)
+            parts.append(Run(positions, None, mask, n_past=part.start, tap=own or NO_TAP, past=past, queries=queries))
+        return replace(flat, parts=tuple(parts))
 
     def _from_inside(self, block: TransformerBlock, stage: Stage, lanes: list[Lane]) -> Flat:
         """The rest of a block, for lanes in which everything before this stage is clean."""
@@ -210,6 +217,25 @@ def _places(before: Layout, after: Layout) -> Int[Tensor, " cell"]:
         first = offset + width * torch.arange(rows, device=narrow.columns.device)[:, None]
         places.append((first + narrow.columns.expand(narrow.shape) - whole.start).flatten())
     return torch.cat(places)
+
+
+def spread_out(clean: Clean, before: Layout, after: Layout, stop: int) -> SpreadOut | None:
+    """All parts as one batch for their attention; None where some go on with more positions than others."""
+    rows = torch.cat([part.rows for part in before.parts])
+    device, narrowed = rows.device, after is not before
+    widths = {part.shape[1] for part in after.parts}
+    if narrowed and len(widths) > 1:
+        return None
+    lengths = torch.tensor([part.shape[1] for part in before.parts for _ in range(part.shape[0])], device=device)
+    keys = torch.arange(len(rows), device=device).repeat_interleave(lengths) * stop + before.columns
+    mask = None if clean.mask is None else clean.mask[rows, :stop]
+    positions = torch.arange(stop, device=device).expand(len(rows), -1)
+    if not narrowed:
+        return SpreadOut(clean, rows, Run(positions, None, mask), keys, keys, (len(rows), stop))
+    width = widths.pop()
+    columns = torch.cat([part.columns.expand(part.shape) for part in after.parts])
+    run = Run(positions, None, mask, queries=columns)
+    return SpreadOut(clean, rows, run, keys, torch.arange(len(rows) * width, device=device), (len(rows), width))
 
 
 def _read_out(clean: Clean, stream: Flat, read: Tensor | None) -> Changed:

@@ -99,6 +99,8 @@ class Placer:
     def __init__(self, model: HookedGPT, tokens: Int[Tensor, "batch pos"], mask: Bool[Tensor, "batch pos"] | None):
         self.model, self.shape = model, tokens.shape
         self.first, self.last = token_span(tokens, mask)
+        # Masks that many interventions share are looked at once; the mask itself is kept so that its id stays its own.
+        self._known: dict[int, tuple[Tensor, Bool[Tensor, "batch pos"] | None]] = {}
 
     def __call__(self, intervention: Intervention) -> Placed:
         """Where and what exactly.
@@ -148,6 +150,13 @@ class Placer:
     def _cells(self, given: Intervention) -> Bool[Tensor, "batch pos"] | None:
         if given.positions is None and given.rows is None:
             return None
+        if not isinstance(given.positions, Tensor) or given.rows is not None:
+            return self._where(given)
+        if id(given.positions) not in self._known:
+            self._known[id(given.positions)] = given.positions, self._where(given)
+        return self._known[id(given.positions)][1]
+
+    def _where(self, given: Intervention) -> Bool[Tensor, "batch pos"] | None:
         rows = self._indices(given.rows, len(self.last), "row")
         where = torch.zeros(self.shape, dtype=torch.bool, device=self.last.device)
         if given.positions is None:

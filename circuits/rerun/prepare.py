@@ -35,27 +35,43 @@ def lanes_of(
     frozen = frozen_names(model, freeze)
     stages = entries(model.config)
     kept = [Placed(name, stages[name], Keep()) for name in frozen]
-    lanes = []
+    lanes, cones = [], _Cones(tokens)
     for number, given in enumerate(interventions):
         together = [given] if isinstance(given, Intervention) else list(given)
-        lanes.append(_lane(number, tuple(map(placer, together)), kept, tokens))
+        lanes.append(_lane(number, tuple(map(placer, together)), kept, cones))
     return lanes
 
 
-def _lane(number: int, placed: tuple[Placed, ...], kept: list[Placed], tokens: Tensor) -> Lane:
-    batch, pos = tokens.shape
+class _Cones:
+    """The first position and the rows that changes can reach; each mask is looked at once."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self.nowhere = tokens.shape[1]
+        self.everywhere = torch.arange(len(tokens), device=tokens.device)
+        self._known: dict[tuple[int, ...], tuple[int, Tensor]] = {}
+
+    def of(self, acting: Sequence[Placed]) -> tuple[int, Tensor]:
+        """Of changes that apply together."""
+        masks = [placed.where for placed in acting if placed.where is not None]
+        if len(masks) < len(acting):
+            return 0, self.everywhere
+        key = tuple(map(id, masks))  # the changes keep their masks, so an id is not used twice
+        if key not in self._known:
+            touched = masks[0] if len(masks) == 1 else torch.stack(masks).any(0)
+            columns = touched.any(0).nonzero()[:, 0]
+            start = int(columns[0]) if len(columns) else self.nowhere
+            self._known[key] = start, touched.any(1).nonzero()[:, 0]
+        return self._known[key]
+
+
+def _lane(number: int, placed: tuple[Placed, ...], kept: list[Placed], cones: _Cones) -> Lane:
     acting = [p for p in placed if p.edit.acts]
-    everywhere = torch.arange(batch, device=tokens.device)
     if not acting:
-        return Lane(number, (), (0, Stage.START), pos, everywhere)
+        return Lane(number, (), (0, Stage.START), cones.nowhere, cones.everywhere)
     entry = min(p.entry for p in acting)
     held = tuple(p for p in kept if p.entry >= entry)
-    if any(p.where is None for p in acting):
-        return Lane(number, held + placed, entry, 0, everywhere)
-    touched = torch.stack([p.where for p in acting if p.where is not None]).any(0)
-    columns = touched.any(0).nonzero()[:, 0]
-    start = int(columns[0]) if len(columns) else pos
-    return Lane(number, held + placed, entry, start, touched.any(1).nonzero()[:, 0])
+    start, rows = cones.of(acting)
+    return Lane(number, held + placed, entry, start, rows)
 
 
 def frozen_names(model: HookedGPT, freeze: Iterable[str]) -> list[str]:
@@ -78,4 +94,5 @@ def needs(model: HookedGPT, lanes: Iterable[Lane]) -> frozenset[str]:
     for lane in lanes:
         names |= set(clean_names(lane.entry, model.config))
         names |= {placed.name for placed in lane.placed if not placed.edit.acts}
+    names.add(vocabulary.block_names(model.config.n_layers - 1).resid_pre)  # what the last block's keys are made from
     return frozenset(names & set(vocabulary.hook_names(model.config)))

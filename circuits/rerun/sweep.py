@@ -26,7 +26,7 @@ from circuits.rerun.record import Record, fingerprint
 from circuits.tokens import check_mask, check_tokens
 
 # Beyond this many cells the matrix products of a batch run at full speed, and a larger one only leaves the caches.
-MOST_CELLS = 512
+MOST_CELLS = 1024
 
 
 @runtime_checkable
