@@ -37,7 +37,7 @@ from circuits.rerun.prepare import lanes_of
 
 PER_HEAD = ("input", "hook_q", "hook_k", "hook_v", "rot_q", "rot_k", "hook_z", "hook_result", "scores", "pattern")
 MATRICES = ("hook_attn_scores", "hook_pattern")
-_MODELS: dict[str, tuple[HookedGPT, Any]] = {}
+_MODELS: dict[Any, tuple[HookedGPT, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _tokens(side: str | None, config: Any) -> tuple[Tensor, Tensor | None]:
     return batches.pad(batches.random_prompts(config), side)
 
 
-def _model(architecture: str) -> tuple[HookedGPT, Any]:
+def _model(architecture: Any) -> tuple[HookedGPT, Any]:
     if architecture not in _MODELS:
         model = architectures.make(architecture)
         other = batches.random_tokens(model.config, seed=7)
@@ -104,7 +104,7 @@ def _without(scores: Tensor, keys: list[int]) -> Tensor:
     return scores
 
 
-def _case(draw: Draw, architecture: str, spans: list[tuple[int, int]]) -> Case:
+def _case(draw: Draw, architecture: Any, spans: list[tuple[int, int]]) -> Case:
     model, cache = _model(architecture)
     name = draw(st.sampled_from(model.hook_names))
     rows = draw(st.none() | st.lists(st.integers(0, batches.BATCH - 1), min_size=1, max_size=3, unique=True))
@@ -166,10 +166,19 @@ def hooked(model: HookedGPT, tokens: Tensor, mask: Tensor | None, cases: list[Ca
         return model.run_with_hooks(tokens, [(case.name, hook_for(case)) for case in cases], mask)
 
 
-@settings(max_examples=100, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=70, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.data())
 def test_rerun_equals_the_hooked_full_pass(data: st.DataObject) -> None:
-    architecture = data.draw(st.sampled_from(architectures.NAMES))
+    _assert_equal_to_hooks(data, data.draw(st.sampled_from(architectures.NAMES)))
+
+
+@settings(max_examples=25, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.data(), architectures.configs())
+def test_rerun_equals_the_hooked_full_pass_in_combinations_that_nobody_listed(data: st.DataObject, config: Any) -> None:
+    _assert_equal_to_hooks(data, config)
+
+
+def _assert_equal_to_hooks(data: st.DataObject, architecture: Any) -> None:
     model, _ = _model(architecture)
     tokens, mask = _tokens(data.draw(st.sampled_from([None, "left", "right"])), model.config)
     anywhere = [[3, 5], [12, 7, 1]] if mask is None else [[1, 0]]
