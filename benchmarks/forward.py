@@ -16,7 +16,7 @@ from benchmarks.timing import Row, interleaved
 
 def rows(full: bool) -> Iterator[Row]:
     """Rows of the forward pass; `full` takes more rounds."""
-    rounds = 25 if full else 9
+    rounds = 25 if full else 5
     with torch.no_grad():
         yield _over_plain("gpt2", rounds, must=1.08, aim=1.02)
         yield _over_plain("course", rounds, must=1.25, aim=1.10)
@@ -38,7 +38,7 @@ def _over_plain(shape: str, rounds: int, must: float, aim: float) -> Row:
     plain, tokens = plain_twin(model), shapes.tokens(model)
     difference = (model(tokens) - plain(tokens)).abs().max()
     assert difference < 1e-4, f"the plain twin computes something else: {difference}"
-    times = interleaved({"ours": lambda: model(tokens), "plain": lambda: plain(tokens)}, rounds, at_least=4.0)
+    times = interleaved({"ours": lambda: model(tokens), "plain": lambda: plain(tokens)}, rounds, at_least=1.5)
     return Row(f"forward, {shape} shape", times["ours"], times["plain"], "plain PyTorch", must, aim)
 
 
@@ -47,7 +47,7 @@ def _capture_streams(rounds: int) -> Row:
     tokens = shapes.tokens(model)
     streams = [name for name in model.hook_names if name.endswith("hook_resid_post")]
     times = interleaved(
-        {"ours": lambda: model.run_with_cache(tokens, streams), "forward": lambda: model(tokens)}, rounds, at_least=4.0
+        {"ours": lambda: model.run_with_cache(tokens, streams), "forward": lambda: model(tokens)}, rounds, at_least=1.5
     )
     return Row("capture every resid_post, gpt2 shape", times["ours"], times["forward"], "own forward", 1.06, 1.02)
 
@@ -61,7 +61,7 @@ def _capture_everything(shape: str, rounds: int) -> Row:
     times = interleaved(
         {"ours": lambda: model.run_with_cache(tokens, shared), "lens": lambda: theirs.run_with_cache(tokens)},
         rounds,
-        at_least=4.0,
+        at_least=1.5,
     )
     work = f"capture {len(shared)} names TransformerLens captures, {shape} shape"
     return Row(work, times["ours"], times["lens"], "TransformerLens", 1.0, 0.7)
@@ -77,7 +77,7 @@ def _backward(rounds: int) -> Row:
         model.zero_grad()
 
     times = interleaved(
-        {"ours": lambda: backward(model(tokens)), "plain": lambda: backward(plain(tokens))}, rounds, at_least=4.0
+        {"ours": lambda: backward(model(tokens)), "plain": lambda: backward(plain(tokens))}, rounds, at_least=1.5
     )
     return Row(
         "forward and backward of the loss, course shape", times["ours"], times["plain"], "plain PyTorch", 1.15, 1.05

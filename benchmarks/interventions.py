@@ -27,16 +27,17 @@ QUIET: dict[str, Any] = {"progress": False}
 
 
 def rows(full: bool) -> Iterator[Row]:
-    """Rows of interventions; without `full` only a few heads of the large shape, spread over its layers."""
+    """Rows of interventions; what takes TransformerLens minutes, on the large shape, only with `full`."""
     with torch.no_grad():
         yield from _growth(full)
         if shapes.has_transformer_lens():
             # Eight prompts of the course shape keep the processor as busy as one can: beside the cone nothing is won.
-            yield _heads("course", "loss", full, batch=1, must=5, aim=10)
-            yield _heads("course", "loss", full)
-            yield _heads("gpt2", "loss", full, must=1.4, aim=1.7)
-            yield _heads("gpt2", "logit_diff", full, must=2.7, aim=3.5)
+            yield _heads("course", "loss", batch=1, must=5, aim=10)
+            yield _heads("course", "loss")
             yield _patch_streams(full)
+        if full and shapes.has_transformer_lens():
+            yield _heads("gpt2", "loss", must=1.4, aim=1.7)
+            yield _heads("gpt2", "logit_diff", must=2.7, aim=3.5)
             yield _patch_heads(full)
 
 
@@ -54,7 +55,6 @@ def _of_rate(flops: float, seconds: float) -> str:
 def _heads(
     shape: str,
     measure: str,
-    full: bool,
     batch: int = shapes.BATCH,
     must: float | None = None,
     aim: float | None = None,
@@ -64,7 +64,7 @@ def _heads(
     tokens = shapes.tokens(model, batch)
     config = model.config
     heads = [Head(layer, head) for layer in range(config.n_layers) for head in range(config.n_heads)]
-    if shape == "gpt2" and not full:
+    if shape == "gpt2":  # one head of each layer: all 144 would take TransformerLens many minutes
         heads = [Head(layer, layer % config.n_heads) for layer in range(config.n_layers)]
     metric: Any = "loss" if measure == "loss" else logit_diff(CORRECT, WRONG)
     rounds = {"course": 9, "gpt2": 2}[shape]
