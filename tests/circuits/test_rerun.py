@@ -29,6 +29,7 @@ from circuits.rerun import (
     Scale,
     Within,
     Zero,
+    one_query,
     rerun,
 )
 from circuits.rerun.clean import clean_pass
@@ -288,6 +289,28 @@ def test_a_pass_narrowed_to_one_position_touches_no_more_than_the_cone() -> None
         changed = recompute(clean, lanes, torch.full((batches.BATCH, 1), 9))
     assert {cells for _, cells in seen} == {batches.BATCH}
     assert changed.final.shape == (batches.BATCH, model.config.d_model)
+
+
+@pytest.mark.parametrize("side", [None, "left", "right"])
+@pytest.mark.parametrize("architecture", architectures.NAMES)
+def test_one_position_read_is_that_position_of_the_full_pass(architecture: str, side: str | None) -> None:
+    """In the last block the map of keys and values is moved behind the attention where the architecture allows it."""
+    model, _ = _model(architecture)
+    tokens, mask = _tokens(side, model.config)
+    calls: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        through = one_query.through
+        patch.setattr(one_query, "through", lambda *args: calls.append("moved") or through(*args))
+        early = [Intervention(Embed(), Scale(0.5), positions=[0, 1]), Intervention(Head(0, 1), Zero())]
+        mine = rerun(model, tokens, early, attention_mask=mask, positions=-1)[:, :, 0]
+    movable = model.config.positions != "rotary" and not model.config.qk_norm
+    assert bool(calls) == movable
+    last = torch.tensor([last for _, last in _spans(mask)])
+    rows = torch.arange(batches.BATCH)
+    whole = rerun(model, tokens, early, attention_mask=mask)[:, rows, last]
+    torch.testing.assert_close(mine, whole, rtol=0, atol=1e-10)
+    full = model.run_with_hooks(tokens, [_zeroed("blocks.0.attn.hook_z", 1)], mask)[rows, last]
+    torch.testing.assert_close(mine[1], full, rtol=0, atol=1e-10)
 
 
 BAD = {
