@@ -291,9 +291,13 @@ def test_a_pass_narrowed_to_one_position_touches_no_more_than_the_cone() -> None
     assert changed.final.shape == (batches.BATCH, model.config.d_model)
 
 
+# Under a soft cap a key's bias does not cancel in the softmax.
+CAPPED = architectures.config("soft_caps").replace(bias_qkv=True)
+
+
 @pytest.mark.parametrize("side", [None, "left", "right"])
-@pytest.mark.parametrize("architecture", architectures.NAMES)
-def test_one_position_read_is_that_position_of_the_full_pass(architecture: str, side: str | None) -> None:
+@pytest.mark.parametrize("architecture", [*architectures.NAMES, pytest.param(CAPPED, id="soft_caps_with_biases")])
+def test_one_position_read_is_that_position_of_the_full_pass(architecture: Any, side: str | None) -> None:
     """In the last block the map of keys and values is moved behind the attention where the architecture allows it."""
     model, _ = _model(architecture)
     tokens, mask = _tokens(side, model.config)
