@@ -133,9 +133,8 @@ class Attention(nn.Module):
             names: The hook names of this block.
             run: The pass.
         """
-        q, k, v = self.project(reads)
         tap = run.tap
-        q, k, v = tap(names.q, q), tap(names.k, k), tap(names.v, v)
+        q, k, v = tap.slices((names.q, names.k, names.v), self.project(reads))
         q, k = self.positioned(q, k, names, run)
         return self.combine(tap(names.z, self.heads((q, k, v), names, run)), names, run)
 

@@ -124,6 +124,13 @@ class Tap:
                 return settle(activation)
         return activation
 
+    def slices(self, names: tuple[str, ...], parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Slices that make up one buffer, each under its name; where all are kept, none need be copied out of it."""
+        if self._capture.issuperset(names) and not self.grad and not self.edits(*names):
+            self.captured.update(zip(names, parts, strict=True))
+            return tuple(parts)
+        return tuple(self(name, part) for name, part in zip(names, parts, strict=True))
+
     def touches(self, *names: str) -> bool:
         """Whether any of these names is captured or changed, so that it must exist as a tensor."""
         return not self._touched.isdisjoint(names)

@@ -19,9 +19,10 @@ from circuits.names import BlockNames
 
 def norm_scale(x: Float[Tensor, "*batch d"], kind: NormKind, eps: float) -> Float[Tensor, "*batch 1"]:
     """What a norm divides by: ``sqrt(var(x) + ε)`` for LayerNorm, ``sqrt(mean(x²) + ε)`` for RMSNorm (lecture 4.1)."""
-    x = _at_least_float32(x)
-    if kind == "layernorm":
-        x = x - x.mean(-1, keepdim=True)
+    return _root_mean_square(centred(_at_least_float32(x), kind), eps)
+
+
+def _root_mean_square(x: Float[Tensor, "*batch d"], eps: float) -> Float[Tensor, "*batch 1"]:
     return (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
@@ -61,8 +62,9 @@ class Norm(nn.Module):
         """Normalise, showing the scale and the normalised value under the two names where somebody asks for them."""
         if not tap.touches(scale, normalized):
             return F.layer_norm(x, x.shape[-1:], self.w, self.b, self.eps) if self.b is not None else self.forward(x)
-        divisor = tap(scale, norm_scale(x, self.kind, self.eps).to(x.dtype))
-        return self.affine(tap(normalized, centred(x, self.kind) / divisor))
+        direction = centred(_at_least_float32(x), self.kind)
+        divisor = tap(scale, _root_mean_square(direction, self.eps).to(x.dtype))
+        return self.affine(tap(normalized, direction.to(x.dtype) / divisor))
 
     def affine(self, normalized: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         """Gain and shift."""
