@@ -139,10 +139,6 @@ class Tap:
         """Whether any of these names is changed."""
         return any(name in self._edits for name in names)
 
-    def captures(self, name: str) -> bool:
-        """Whether this name is kept."""
-        return name in self._capture
-
     def _kept(self, activation: Tensor) -> Tensor:
         # A slice of a larger buffer would keep all of it alive: hold only what was asked for.
         if activation.untyped_storage().nbytes() > activation.numel() * activation.element_size():
@@ -171,8 +167,3 @@ def _edited(activation: Tensor, function: HookFn, hook: Hook) -> Tensor:
         shown = [f"{dtype} on {device} ({layout})" for dtype, device, layout in (came, expected)]
         raise ValueError(f"the hook on {hook.name} returned {shown[0]}, expected {shown[1]}")
     return new
-
-
-def capture_of(names_filter: NamesFilter, names: Iterable[str]) -> Hooks:
-    """Hooks that capture what a names filter selects and change nothing."""
-    return Hooks(capture=hook_vocabulary.resolve(names_filter, tuple(names)))
