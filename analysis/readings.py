@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from analysis.metrics import KL, LogitDiff, Loss, Metric, Prompts, measured, raised, spelled
 from circuits.finite import check_finite
 from circuits.model import HookedGPT
+from circuits.products import linear
 from circuits.rerun.clean import Clean
 from circuits.rerun.engine import Changed
 from circuits.rerun.sweep import Reading
@@ -209,7 +210,7 @@ def cross_entropies(
     for start in range(0, len(weight), _COLUMNS):
         columns = slice(start, start + _COLUMNS)
         part = None if bias is None else bias[columns]
-        logits = raised(model.capped(F.linear(final, weight[columns], part)))
+        logits = raised(model.capped(linear(final, weight[columns], part)))
         # log_softmax is one pass over memory, logsumexp several; any column tells the two apart.
         sums.append(logits[:, 0] - logits.log_softmax(-1)[:, 0])
     right = (final * weight[targets]).sum(-1)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from circuits.config import GPTConfig
 from circuits.layers import Norm, rotate
 from circuits.names import BlockNames
+from circuits.products import linear
 from circuits.run import Run, Visibility
 
 
@@ -133,19 +134,22 @@ class Attention(nn.Module):
             names: The hook names of this block.
             run: The pass.
         """
-        tap = run.tap
-        q, k, v = tap.slices((names.q, names.k, names.v), self.project(reads))
-        q, k = self.positioned(q, k, names, run)
-        return self.combine(tap(names.z, self.heads((q, k, v), names, run)), names, run)
+        return self.combine(self.heads(reads, names, run), names, run)
 
-    def heads(self, qkv: tuple[Tensor, Tensor, Tensor], names: BlockNames, run: Run) -> Tensor:
-        """``z [batch query head d_head]``, with the keys and values of earlier positions where the run brings some."""
+    def heads(self, reads: tuple[Tensor, Tensor, Tensor], names: BlockNames, run: Run) -> Tensor:
+        """``z [batch query head d_head]``, from what queries, keys and values are made from."""
+        q, k, v = run.tap.slices((names.q, names.k, names.v), self.project(reads))
+        q, k = self.positioned(q, k, names, run)
+        return self.mixed((q, k, v), names, run)
+
+    def mixed(self, qkv: tuple[Tensor, Tensor, Tensor], names: BlockNames, run: Run) -> Tensor:
+        """The same from queries, keys and values, with those of earlier positions where the run brings some."""
         if run.spread is not None:
             q, k, v = run.spread.out(names.layer, *qkv)
             return run.spread.back(self.attend(q, k, v, names, run.spread.run))
         if run.parts:
             pieces = zip(run.unpacked(*qkv), run.parts, strict=True)
-            z = [self.heads(piece, names, part).flatten(0, 1) for piece, part in pieces]
+            z = [self.mixed(piece, names, part).flatten(0, 1) for piece, part in pieces]
             return (z[0] if len(z) == 1 else torch.cat(z))[None]
         q, k, v = qkv
         if run.past is not None:
@@ -155,7 +159,7 @@ class Attention(nn.Module):
     def project(self, reads: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values ``[batch pos head d_head]`` (stored heads for keys and values)."""
         if reads[0] is reads[1] is reads[2]:
-            projected = F.linear(reads[0], self.qkv.weight, self.qkv.bias)
+            projected = linear(reads[0], self.qkv.weight, self.qkv.bias)
             projected = projected.view(*projected.shape[:-1], -1, self.d_head)
             q, k, v = projected.tensor_split(self.head_ends, dim=-2)
             return q, k, v
@@ -170,7 +174,7 @@ class Attention(nn.Module):
         rows = self._rows(part)
         bias = None if self.qkv.bias is None else self.qkv.bias[rows]
         if x.ndim == 3:
-            return F.linear(x, self.qkv.weight[rows], bias).view(*x.shape[:2], -1, self.d_head)
+            return linear(x, self.qkv.weight[rows], bias).view(*x.shape[:2], -1, self.d_head)
         projected = torch.einsum("bphd,hde->bphe", x, self._weight(part))
         return projected if bias is None else projected + bias.view(-1, self.d_head)
 
@@ -213,8 +217,9 @@ class Attention(nn.Module):
 
     def combine(self, z: Float[Tensor, "batch pos head d_head"], names: BlockNames, run: Run) -> Tensor:
         """``Σ_h z_h W_O^h + b_O``; the summands are formed only where somebody asks for them."""
+        z = run.tap(names.z, z)
         if not run.tap.touches(names.result):
-            return F.linear(z.flatten(-2), self.out.weight, self.out.bias)
+            return linear(z.flatten(-2), self.out.weight, self.out.bias)
         result = run.tap(names.result, torch.einsum("bphe,hed->bphd", z, self.W_O))
         total = result.sum(2)
         return total if self.out.bias is None else total + self.out.bias

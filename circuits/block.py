@@ -58,14 +58,25 @@ class TransformerBlock(nn.Module):
         tap, names = run.tap, self.names
         x = tap(names.resid_pre, x)
         normed = self.attention_read(x, run)
-        attn_out = self.attention_branch(x, normed, run)
-        return self.from_attn_out(run.wanted(x), attn_out, run, run.wanted(normed))
+        return self.from_heads(run.wanted(x), self.heads(x, normed, run), run, run.wanted(normed))
 
     def attention_read(self, x: Stream, run: Run) -> Stream:
         """What the heads read of the stream: ``LN₁(x)`` in a pre-norm block, the stream itself elsewhere."""
         if not (self.pre and self.ln1 is not None):
             return x
         return self.ln1.tapped(x, run.tap, self.names.ln1_scale, self.names.ln1_normalized)
+
+    def heads(self, x: Stream, normed: Stream, run: Run) -> Float[Tensor, "batch query head d_head"]:
+        """`z` of every head on the stream `x`, given ``LN₁(x)``."""
+        n, attn = self.names, self.attn
+        q_read = self._own_read(n.q_input, run.wanted(x), run.wanted(normed), attn.n_heads, run)
+        k_read = self._own_read(n.k_input, x, normed, attn.n_kv_heads, run)
+        v_read = self._own_read(n.v_input, x, normed, attn.n_kv_heads, run)
+        return attn.heads((q_read, k_read, v_read), n, run)
+
+    def from_heads(self, x: Stream, z: Tensor, run: Run, normed: Stream | None = None) -> Stream:
+        """The rest of the block, once the heads have their `z`; `normed` as for `from_attn_out`."""
+        return self.from_attn_out(x, self.attention_write(self.attn.combine(z, self.names, run), run), run, normed)
 
     def from_attn_out(self, x: Stream, attn_out: Stream, run: Run, normed: Stream | None = None) -> Stream:
         """The rest of the block, once attention has its output; `normed` is ``LN₁(x)``, for blocks that share it."""
@@ -85,14 +96,6 @@ class TransformerBlock(nn.Module):
         """The end of a sequential block."""
         return run.tap(self.names.resid_post, self.after_mlp(mid + mlp_out, run))
 
-    def attention_branch(self, x: Stream, normed: Stream, run: Run) -> Onward:
-        """What attention adds to the stream `x`, given ``LN₁(x)``."""
-        n, attn = self.names, self.attn
-        q_read = self._own_read(n.q_input, run.wanted(x), run.wanted(normed), attn.n_heads, run)
-        k_read = self._own_read(n.k_input, x, normed, attn.n_kv_heads, run)
-        v_read = self._own_read(n.v_input, x, normed, attn.n_kv_heads, run)
-        return self.attention_write(attn((q_read, k_read, v_read), n, run), run)
-
     def attention_write(self, out: Stream, run: Run) -> Stream:
         """What is added to the stream, given the output of the attention layer."""
         n = self.names
@@ -102,21 +105,31 @@ class TransformerBlock(nn.Module):
 
     def mlp_branch(self, x: Stream, run: Run, shared: Stream | None = None) -> Stream:
         """What the MLP adds to the stream `x`; `shared` is ``LN₁(x)`` where both branches read through one norm."""
+        return self.mlp_write(self.neurons(x, run, shared), run)
+
+    def neurons(self, x: Stream, run: Run, shared: Stream | None = None) -> Float[Tensor, "batch query d_mlp"]:
+        """The MLP's activations on the stream `x`, likewise."""
         assert self.mlp is not None
+        return self.mlp.neurons(self._mlp_read(x, run, shared), self.names, run.tap)
+
+    def mlp_write(self, post: Float[Tensor, "batch query d_mlp"], run: Run) -> Stream:
+        """What is added to the stream, given the MLP's activations."""
+        return run.tap(self.names.mlp_out, self.mlp_normed(post, run))
+
+    def mlp_normed(self, post: Float[Tensor, "batch query d_mlp"], run: Run) -> Stream:
+        """The same before anybody sees it."""
+        assert self.mlp is not None
+        n, out = self.names, self.mlp.write(post, self.names, run.tap)
+        if self.ln2_post is None:
+            return out
+        return self.ln2_post.tapped(out, run.tap, n.ln2_post_scale, n.ln2_post_normalized)
+
+    def _mlp_read(self, x: Stream, run: Run, shared: Stream | None) -> Stream:
         n, tap = self.names, run.tap
         if shared is not None:
-            normed = self._read_through_shared_norm(x, shared, run)
-        else:
-            x = tap(n.mlp_in, x)
-            normed = self.ln2.tapped(x, tap, n.ln2_scale, n.ln2_normalized) if self.pre and self.ln2 is not None else x
-        return self.mlp_write(self.mlp(normed, n, tap), run)
-
-    def mlp_write(self, out: Stream, run: Run) -> Stream:
-        """What is added to the stream, given the output of the MLP layer."""
-        n = self.names
-        if self.ln2_post is not None:
-            out = self.ln2_post.tapped(out, run.tap, n.ln2_post_scale, n.ln2_post_normalized)
-        return run.tap(n.mlp_out, out)
+            return self._read_through_shared_norm(x, shared, run)
+        x = tap(n.mlp_in, x)
+        return self.ln2.tapped(x, tap, n.ln2_scale, n.ln2_normalized) if self.pre and self.ln2 is not None else x
 
     def after_attention(self, x: Stream, run: Run) -> Stream:
         """The stream after attention was added: normalised there in a post-norm block, as it is elsewhere."""

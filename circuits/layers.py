@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from circuits.config import Activation, GPTConfig, NormKind, RotaryScaling
 from circuits.hooks import NO_TAP, Tap
 from circuits.names import BlockNames
+from circuits.products import linear
 
 # --- normalisation --------------------------------------------------------------------------------------------------
 
@@ -183,19 +184,23 @@ class MLPLayer(nn.Module):
         self, x: Float[Tensor, "batch pos d_model"], names: BlockNames, tap: Tap = NO_TAP
     ) -> Float[Tensor, "batch pos d_model"]:
         """The MLP's output for an input that is normalised already."""
-        linear = F.linear(x, self.up.weight, self.up.bias)
+        return self.write(self.neurons(x, names, tap), names, tap)
+
+    def neurons(
+        self, x: Float[Tensor, "batch pos d_model"], names: BlockNames, tap: Tap = NO_TAP
+    ) -> Float[Tensor, "batch pos d_mlp"]:
+        """``σ(x W_in + b_in)``, or ``σ(x W_gate) ⊙ (x W_in + b_in)``."""
+        up = linear(x, self.up.weight, self.up.bias)
         if self.gate is None:
-            post = activation(tap(names.pre, linear), self.act)
-        else:
-            gate = tap(names.pre, F.linear(x, self.gate.weight))
-            post = activation(gate, self.act) * tap(names.pre_linear, linear)
-        return self.write(post, names, tap)
+            return activation(tap(names.pre, up), self.act)
+        gate = tap(names.pre, linear(x, self.gate.weight))
+        return activation(gate, self.act) * tap(names.pre_linear, up)
 
     def write(
         self, post: Float[Tensor, "batch pos d_mlp"], names: BlockNames, tap: Tap = NO_TAP
     ) -> Float[Tensor, "batch pos d_model"]:
         """``post W_out + b_out``."""
-        return F.linear(tap(names.post, post), self.down.weight, self.down.bias)
+        return linear(tap(names.post, post), self.down.weight, self.down.bias)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

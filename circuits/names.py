@@ -11,6 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from circuits.config import GPTConfig
 
@@ -105,6 +106,7 @@ _WITHIN_BLOCK = {
 }
 
 
+@lru_cache(maxsize=1024)
 def block_names(layer: int) -> BlockNames:
     """The names of block `layer`, whether or not the architecture has all of them."""
     return BlockNames(layer, **{field: f"blocks.{layer}.{tail}" for field, tail in _WITHIN_BLOCK.items()})

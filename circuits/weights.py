@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from circuits import lens_names
 from circuits.block import Blocks, TransformerBlock
 from circuits.components import Head
 from circuits.config import GPTConfig
 from circuits.head_circuits import HeadCircuits
+from circuits.products import linear
 
 
 def stacked(parts: Sequence[Float[Tensor, "*shape"]]) -> Float[Tensor, " n *shape"]:
@@ -60,7 +60,7 @@ class Unembedding(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
         """``X W_U + b_U`` of a final stream that is normalised already: the logits before any soft cap."""
-        return F.linear(x, self.matrix, self.bias)
+        return linear(x, self.matrix, self.bias)
 
 
 def unfilled_embedding(rows: int, width: int, **factory: Any) -> nn.Embedding:

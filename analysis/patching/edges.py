@@ -180,8 +180,7 @@ def _branch(model: HookedGPT, sender: Head | Neuron, activation: Tensor) -> Tens
     run = model.start(torch.zeros(activation.shape[:2], dtype=torch.long, device=activation.device))
     if isinstance(sender, Head):
         return block.attention_write(block.attn.combine(activation, block.names, run), run)
-    assert block.mlp is not None
-    return block.mlp_write(block.mlp.write(activation, block.names), run)
+    return block.mlp_write(activation, run)
 
 
 # --- what heads make of it ------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor
 from circuits.config import GPTConfig
 from circuits.rerun.edits import is_attention_matrix
 from circuits.rerun.layout import Lane
-from circuits.rerun.stages import Stage
+from circuits.rerun.stages import Entry, Stage
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,19 @@ class Scope:
         length = max(self.stop - start, 0)
         return length if self.read is None else min(self.read, length)
 
-    def flops(self, lane: Lane) -> float:
-        """Operations of one lane."""
-        rows, length = len(lane.rows), self.stop - lane.start
+    def flops(self, entry: Entry, start: int, rows: int) -> float:
+        """Operations of a lane of so many rows that begins there."""
+        length = self.stop - start
         if length <= 0:
             return 0.0
-        layer, stage = lane.entry
+        layer, stage = entry
         last = self.config.n_layers - 1
         total = 0.0
         for index in range(layer, self.config.n_layers):
-            width = self.last_width(lane.start) if index == last else length
+            width = self.last_width(start) if index == last else length
             stage_here = stage if index == layer else Stage.START
             total += _block_flops(self.config, stage_here, length, width, self.stop)
-        return rows * (total + 2 * self.last_width(lane.start) * self.config.d_model * self.columns)
+        return rows * (total + 2 * self.last_width(start) * self.config.d_model * self.columns)
 
     def bytes(self, lane: Lane) -> int:
         """Memory of one lane while it is under way: an upper estimate of what is alive at once."""

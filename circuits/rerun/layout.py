@@ -127,10 +127,10 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Flat:
-    """A layout and the stream laid out by it."""
+    """Activations ``[1 cell …]`` laid out by one layout: what a pass goes on from."""
 
     layout: Layout
-    x: Tensor
+    values: tuple[Tensor, ...]
 
 
 def lay_out(lanes: Iterable[Lane], stop: int) -> Layout:
@@ -157,15 +157,16 @@ class _Pile:
     lanes: list[tuple[Lane, slice]] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
     columns: list[Tensor] = field(default_factory=list)
-    streams: list[Tensor] = field(default_factory=list)
+    # The flat activations that hold the parts, and where in them.
+    places: list[tuple[int, slice]] = field(default_factory=list)
     height: int = 0
 
-    def add(self, part: Part, stream: Tensor) -> None:
+    def add(self, part: Part, place: tuple[int, slice]) -> None:
         moved = [(lane, slice(rows.start + self.height, rows.stop + self.height)) for lane, rows in part.lanes]
         self.lanes += moved
         self.rows.append(part.rows)
         self.columns.append(part.columns)
-        self.streams.append(stream)
+        self.places.append(place)
         self.height += len(part.rows)
 
     def part(self, start: int) -> Part:
@@ -176,14 +177,16 @@ class _Pile:
 
 
 def merged(flats: Sequence[Flat]) -> Flat:
-    """Several flat streams as one, parts that begin at one position stacked on each other."""
+    """Several flat activations as one, parts that begin at one position stacked on each other."""
     if len(flats) == 1:
         return flats[0]
     piles: dict[int, _Pile] = {}
-    for flat in flats:
+    for number, flat in enumerate(flats):
+        offsets = flat.layout.offsets
         for i, part in enumerate(flat.layout.parts):
-            pile = piles.setdefault(part.start, _Pile())
-            pile.add(part, flat.x[0, flat.layout.offsets[i] : flat.layout.offsets[i + 1]])
+            piles.setdefault(part.start, _Pile()).add(part, (number, slice(offsets[i], offsets[i + 1])))
     ordered = sorted(piles.items())
-    x = torch.cat([stream for _, pile in ordered for stream in pile.streams])[None]
-    return Flat(Layout(tuple(pile.part(start) for start, pile in ordered)), x)
+    places = [place for _, pile in ordered for place in pile.places]
+    alike = zip(*(flat.values for flat in flats), strict=True)
+    values = tuple(torch.cat([each[number][0, cells] for number, cells in places])[None] for each in alike)
+    return Flat(Layout(tuple(pile.part(start) for start, pile in ordered)), values)

@@ -32,20 +32,18 @@ def applies(config: GPTConfig, block: TransformerBlock, before: Layout, after: L
     return movable and single and unseen and before.cells >= _WORTHWHILE * after.cells
 
 
-def through(block: TransformerBlock, x: Tensor, run: Run, clean: Clean, spread: SpreadOut) -> Tensor:
-    """The stream after the block at the cells that are read."""
-    attn, names, stop = block.attn, block.names, spread.run.positions.shape[1]
-    x = run.tap(names.resid_pre, x)
-    normed = block.attention_read(x, run)
-    read = block.normalised(clean.captured[names.resid_pre][:, :stop])[spread.rows]
+def heads(
+    block: TransformerBlock, normed: Float[Tensor, "1 cell d_model"], run: Run, clean: Clean, spread: SpreadOut
+) -> Float[Tensor, "1 query head d_head"]:
+    """`z` at the cells that are read, from what the heads of the block read at all of them."""
+    attn, stop = block.attn, spread.run.positions.shape[1]
+    read = block.normalised(clean.captured[block.names.resid_pre][:, :stop])[spread.rows]
     read.flatten(0, 1)[spread.keys] = normed[0]
     q = attn.project_queries(run.wanted(normed))[0]
-    z = heads(attn, q, read, spread.run.visibility(attn.window).allowed[:, 0])
-    attn_out = block.attention_write(attn.combine(run.tap(names.z, z[None]), names, run), run)
-    return block.from_attn_out(run.wanted(x), attn_out, run, run.wanted(normed))
+    return heads_of_one(attn, q, read, spread.run.visibility(attn.window).allowed[:, 0])[None]
 
 
-def heads(
+def heads_of_one(
     attn: Attention,
     q: Float[Tensor, "sequence head d_head"],
     read: Float[Tensor, "sequence key d_model"],

@@ -94,5 +94,6 @@ def needs(model: HookedGPT, lanes: Iterable[Lane]) -> frozenset[str]:
     for lane in lanes:
         names |= set(clean_names(lane.entry, model.config))
         names |= {placed.name for placed in lane.placed if not placed.edit.acts}
+        names |= {vocabulary.block_names(p.entry[0]).resid_pre for p in lane.placed if p.whole_block}
     names.add(vocabulary.block_names(model.config.n_layers - 1).resid_pre)  # what the last block's keys are made from
     return frozenset(names & set(vocabulary.hook_names(model.config)))

@@ -68,5 +68,5 @@ def clean_names(entry: Entry, config: GPTConfig) -> list[str]:
         Stage.MID: before_mlp,
         Stage.POST: [*before_mlp, n.post],
         Stage.OUT: [*before_mlp, n.mlp_out],
-        Stage.END: [n.resid_pre, n.resid_post],
+        Stage.END: [*([n.resid_pre] if config.parallel_blocks else []), n.resid_post],
     }[stage]

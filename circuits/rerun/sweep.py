@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass, field
@@ -166,7 +167,8 @@ class Sweep:
     def cost(self) -> Cost:
         """What running it will take."""
         scope = self.scope
-        flops = sum(scope.flops(lane) for lane in self.lanes)
+        alike = Counter((lane.entry, lane.start, len(lane.rows)) for lane in self.lanes)
+        flops = sum(count * scope.flops(*what) for what, count in alike.items())
         memory = max((sum(map(scope.bytes, batch)) for batch in self._batches), default=0)
         forwards = flops / forward_flops(self.model.config, self.tokens)
         return Cost(len(self.lanes), len(self._batches), flops, forwards, memory)

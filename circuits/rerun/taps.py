@@ -228,13 +228,16 @@ def _edit_view(view: Tensor, placed: Placed, rows: Tensor, columns: Tensor, capt
 
 def _checked(new: Tensor, old: Tensor, cells: Grid) -> Tensor:
     """The new value, if it can stand in place of the old one."""
-    try:
-        fits = torch.broadcast_shapes(new.shape, old.shape) == old.shape
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if not (new.ndim == 0 or new.shape == old.shape or _broadcasts(new.shape, old.shape)):
         raise ValueError(
             f"the value put at {cells.name} has shape {list(new.shape)} at the cells to change, "
             f"expected {list(old.shape)}"
         )
     return new
+
+
+def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
+    try:
+        return bool(torch.broadcast_shapes(shape, to) == to)
+    except RuntimeError:
+        return False

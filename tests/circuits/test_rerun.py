@@ -303,8 +303,8 @@ def test_one_position_read_is_that_position_of_the_full_pass(architecture: Any, 
     tokens, mask = _tokens(side, model.config)
     calls: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        through = one_query.through
-        patch.setattr(one_query, "through", lambda *args: calls.append("moved") or through(*args))
+        heads = one_query.heads
+        patch.setattr(one_query, "heads", lambda *args: calls.append("moved") or heads(*args))
         early = [Intervention(Embed(), Scale(0.5), positions=[0, 1]), Intervention(Head(0, 1), Zero())]
         mine = rerun(model, tokens, early, attention_mask=mask, positions=-1)[:, :, 0]
     movable = model.config.positions != "rotary" and not model.config.qk_norm
