@@ -7,7 +7,7 @@ position are stacked into a part, and parts follow each other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -52,29 +52,46 @@ class Part:
 
     Attributes:
         start: That position.
+        stop: One past the last.
         lanes: The lanes and which rows of the stack are theirs.
         rows: Which row of the batch each row of the stack is.
-        columns: Which position each cell is.
+        read: The positions with which each row goes on; None: all from `start` to `stop`.
     """
 
     start: int
+    stop: int
     lanes: tuple[tuple[Lane, slice], ...]
     rows: Int[Tensor, " stack"]
-    columns: Int[Tensor, "#stack cell"]
+    read: Int[Tensor, "stack slot"] | None = None
 
-    @property
+    @cached_property
+    def columns(self) -> Int[Tensor, "#stack cell"]:
+        """Which position each cell is."""
+        return torch.arange(self.start, self.stop, device=self.rows.device)[None] if self.read is None else self.read
+
+    def columns_of(self, rows: slice) -> Int[Tensor, "#stack cell"]:
+        """The same of some rows of the stack."""
+        return self.columns if self.read is None else self.columns[rows]
+
+    @cached_property
     def shape(self) -> tuple[int, int]:
         """Rows and positions."""
-        return len(self.rows), self.columns.shape[1]
+        return len(self.rows), self.stop - self.start if self.read is None else self.read.shape[1]
 
     @property
     def cells(self) -> int:
         """Rows × positions."""
-        return len(self.rows) * self.columns.shape[1]
+        return self.shape[0] * self.shape[1]
+
+    def gather(self, clean: Tensor) -> Tensor:
+        """The values ``[cell …]`` of the clean run (``[batch pos …]``) at every cell."""
+        if self.read is None:
+            return clean[:, self.start : self.stop].index_select(0, self.rows).flatten(0, 1)
+        return clean[self.rows[:, None], self.read].flatten(0, 1)
 
     def reading(self, read: Int[Tensor, "batch slot"]) -> Part:
         """The same lanes at the positions that are read, or at the first that can change where those come before it."""
-        return Part(self.start, self.lanes, self.rows, read[self.rows].clamp(min=self.start))
+        return replace(self, read=read[self.rows].clamp(min=self.start))
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +134,8 @@ class Layout:
 
     def gather(self, clean: Tensor) -> Tensor:
         """The values ``[1 cell …]`` of the clean run (``[batch pos …]``) at every cell."""
-        return clean[self.rows, self.columns][None]
+        pieces = [part.gather(clean) for part in self.parts]
+        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces))[None]
 
     def view(self, flat: Tensor, part: int) -> Tensor:
         """The cells of one part of a flat activation, ``[stack cell …]``."""
@@ -147,33 +165,29 @@ def _stack(start: int, lanes: Sequence[Lane], stop: int) -> Part:
         placed.append((lane, slice(at, at + len(lane.rows))))
         at += len(lane.rows)
     rows = torch.cat([lane.rows for lane in lanes])
-    return Part(start, tuple(placed), rows, torch.arange(start, stop, device=rows.device)[None])
+    return Part(start, stop, tuple(placed), rows)
 
 
 @dataclass
 class _Pile:
-    """Parts of several layouts that begin at one position."""
+    """Parts of several layouts that begin at one position, and the flat activations that hold them, and where."""
 
-    lanes: list[tuple[Lane, slice]] = field(default_factory=list)
-    rows: list[Tensor] = field(default_factory=list)
-    columns: list[Tensor] = field(default_factory=list)
-    # The flat activations that hold the parts, and where in them.
+    parts: list[Part] = field(default_factory=list)
     places: list[tuple[int, slice]] = field(default_factory=list)
-    height: int = 0
 
     def add(self, part: Part, place: tuple[int, slice]) -> None:
-        moved = [(lane, slice(rows.start + self.height, rows.stop + self.height)) for lane, rows in part.lanes]
-        self.lanes += moved
-        self.rows.append(part.rows)
-        self.columns.append(part.columns)
+        self.parts.append(part)
         self.places.append(place)
-        self.height += len(part.rows)
 
-    def part(self, start: int) -> Part:
-        whole = all(len(columns) == 1 for columns in self.columns)
-        per_row = zip(self.columns, self.rows, strict=True)
-        columns = self.columns[0] if whole else torch.cat([c.expand(len(r), -1) for c, r in per_row])
-        return Part(start, tuple(self.lanes), torch.cat(self.rows), columns)
+    def part(self) -> Part:
+        first, lanes, height = self.parts[0], [], 0
+        for part in self.parts:
+            lanes += [(lane, slice(rows.start + height, rows.stop + height)) for lane, rows in part.lanes]
+            height += len(part.rows)
+        read = None
+        if any(part.read is not None for part in self.parts):
+            read = torch.cat([part.columns.expand(part.shape) for part in self.parts])
+        return Part(first.start, first.stop, tuple(lanes), torch.cat([part.rows for part in self.parts]), read)
 
 
 def merged(flats: Sequence[Flat]) -> Flat:
@@ -185,8 +199,8 @@ def merged(flats: Sequence[Flat]) -> Flat:
         offsets = flat.layout.offsets
         for i, part in enumerate(flat.layout.parts):
             piles.setdefault(part.start, _Pile()).add(part, (number, slice(offsets[i], offsets[i + 1])))
-    ordered = sorted(piles.items())
-    places = [place for _, pile in ordered for place in pile.places]
+    ordered = [pile for _, pile in sorted(piles.items())]
+    places = [place for pile in ordered for place in pile.places]
     alike = zip(*(flat.values for flat in flats), strict=True)
     values = tuple(torch.cat([each[number][0, cells] for number, cells in places])[None] for each in alike)
-    return Flat(Layout(tuple(pile.part(start) for start, pile in ordered)), values)
+    return Flat(Layout(tuple(pile.part() for pile in ordered)), values)

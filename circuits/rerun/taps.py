@@ -105,10 +105,9 @@ class LaneTap(Tap):
         new = activation.clone(memory_format=torch.contiguous_format)
         for i, rows, placed in self._by_name[name]:
             part = layout.parts[i]
-            own = slice(None) if len(part.columns) == 1 else rows
             edited = layout.view(new, i)[rows]
             before = self._before(layout, i, rows) if placed.whole_block else None
-            apply(edited, placed, part.rows[rows], part.columns[own], self._captured, before)
+            apply(edited, placed, part.rows[rows], part.columns_of(rows), self._captured, before)
         if name.endswith("hook_resid_pre"):
             self.before_block = new
         return new if settle is None else settle(new)
@@ -118,9 +117,9 @@ class LaneTap(Tap):
         flat = self.before_block
         own = self._layouts[flat.shape[1]]
         before = own.view(flat, part)[rows]
-        if own is layout:
+        if own is layout or layout.parts[part].read is None:
             return before
-        places = layout.parts[part].columns[rows] - layout.parts[part].start
+        places = layout.parts[part].columns_of(rows) - layout.parts[part].start
         return before[torch.arange(len(places), device=flat.device)[:, None], places]
 
     @property
@@ -164,8 +163,8 @@ class PartTap(Tap):
             return activation
         new = activation.clone(memory_format=torch.contiguous_format)
         for rows, placed in self._by_name[name]:
-            columns = self._part.columns if len(self._part.columns) == 1 else self._part.columns[rows]
-            apply(new[rows].transpose(1, 2), placed, self._part.rows[rows], columns, self._captured)
+            part, view = self._part, new[rows].transpose(1, 2)
+            apply(view, placed, part.rows[rows], part.columns_of(rows), self._captured)
         return new if settle is None else settle(new)
 
     def touches(self, *names: str) -> bool:

@@ -246,6 +246,58 @@ def test_dropping_a_block_leaves_the_identity(architecture: str) -> None:
             torch.testing.assert_close(last_only, with_head[:, -1], rtol=0, atol=1e-10)
 
 
+def _dropped(component: Any, row: int, first: int) -> list[tuple[str, Any]]:
+    """Hooks of a full pass that zero a component in one row, from one column on."""
+    names, kept = block_names(component.layer), {}
+
+    def zero(x: Tensor, hook: Hook) -> Tensor:
+        if isinstance(component, Head):
+            x[row, first:, component.head] = 0
+        else:
+            x[row, first:] = kept["before"][row, first:] if isinstance(component, Block) else 0
+        return x
+
+    keep = [(names.resid_pre, lambda x, hook: kept.__setitem__("before", x.clone()))]
+    where = {Head: names.z, Attn: names.attn_out, MLP: names.mlp_out, Block: names.resid_post}[type(component)]
+    return [*(keep if isinstance(component, Block) else []), (where, zero)]
+
+
+@pytest.mark.parametrize("read", [None, -1], ids=["all_read", "last_read"])
+@pytest.mark.parametrize("architecture", architectures.NAMES)
+def test_lanes_that_each_change_one_row_do_not_mix(architecture: str, read: int | None) -> None:
+    """Sets that begin at the same position in different rows, layers and stages share every pass, each by itself."""
+    model, _ = _model(architecture)
+    tokens, mask = _tokens("right", model.config)
+    assert mask is not None
+    parts = [Head(layer, head) for layer in (0, model.config.n_layers - 1) for head in (0, 1)]
+    kinds = [Attn, MLP, Block] if model.config.has_mlp else [Attn, Block]
+    parts += [kind(layer) for kind in kinds for layer in (0, model.config.n_layers - 1)]
+    sets = [[(part, row, first)] for part in parts for row, first in ((0, 0), (1, 0), (3, 4), (0, 11))]
+    sets += [[(Head(0, 1), 1, 3), (part, 1, 5)] for part in parts]  # a lane under way is edited again
+    _assert_zeroed(model, tokens, mask, sets, read)
+    for part in parts:  # one row under way, and one that begins elsewhere: what is read of them are other positions
+        _assert_zeroed(model, tokens, mask, [[(Head(0, 1), 0, 0)], [(part, 1, 0)]], read)
+
+
+def _assert_zeroed(model: HookedGPT, tokens: Tensor, mask: Tensor, sets: list[list[Any]], read: int | None) -> None:
+    interventions = [
+        [
+            Intervention(part, Zero(), positions=range(first, batches.LENGTHS[row]), rows=[row])
+            for part, row, first in one
+        ]
+        for one in sets
+    ]
+    mine = rerun(model, tokens, interventions, attention_mask=mask, positions=read)
+    last = mask.sum(-1) - 1
+    for one, logits in zip(sets, mine, strict=True):
+        full = model.run_with_hooks(tokens, [hook for part in one for hook in _dropped(*part)], mask)
+        if read is None:
+            full, logits = full[mask.bool()], logits[mask.bool()]  # what stands under the padding was left alone
+        else:
+            full = full[torch.arange(len(full)), last][:, None]
+        torch.testing.assert_close(logits, full, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("component", [AttnBias(1), MLPBias(0)], ids=str)
 def test_a_bias_set_to_zero_is_a_model_without_it(component: AttnBias | MLPBias) -> None:
     model, tokens = architectures.make("all_biases"), batches.random_tokens(architectures.config("all_biases"))
