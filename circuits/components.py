@@ -241,17 +241,28 @@ def check_component(component: Component, config: GPTConfig) -> None:
         raise ValueError(f"{component} does not exist: the model is attention-only")
     if isinstance(component, Neuron):
         _in_range(component, "neuron", component.index, config.d_mlp)
-    lacking = {
-        "positions are not learned": isinstance(component, PosEmbed) and config.positions != "learned",
-        "bias_out is False": isinstance(component, AttnBias) and not config.bias_out,
-        "bias_mlp is False": isinstance(component, MLPBias) and not config.bias_mlp,
-        "bias_qkv is False": isinstance(component, ValueBias) and not config.bias_qkv,
-        "bias_unembed is False": isinstance(component, UnembedBias) and not config.bias_unembed,
-        "its norms have no shift": isinstance(component, NormBias) and config.norm != "layernorm",
-    }
-    for reason, absent in lacking.items():
-        if absent:
-            raise ValueError(f"{component} does not exist in this model: {reason}")
+    reason = _lacking(component, config)
+    if reason is not None:
+        raise ValueError(f"{component} does not exist in this model: {reason}")
+
+
+def _lacking(component: Component, config: GPTConfig) -> str | None:
+    """Why an architecture has no such component; None where it has."""
+    match component:
+        case PosEmbed() if config.positions != "learned":
+            return "positions are not learned"
+        case AttnBias() if not config.bias_out:
+            return "bias_out is False"
+        case MLPBias() if not config.bias_mlp:
+            return "bias_mlp is False"
+        case ValueBias() if not config.bias_qkv:
+            return "bias_qkv is False"
+        case UnembedBias() if not config.bias_unembed:
+            return "bias_unembed is False"
+        case NormBias() if config.norm != "layernorm":
+            return "its norms have no shift"
+        case _:
+            return None
 
 
 def _in_range(component: Component, axis: str, index: int, size: int) -> None:

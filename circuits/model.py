@@ -24,6 +24,7 @@ from circuits.hooks import NO_HOOKS, NO_TAP, FwdHooks, Hooks, Tap, edits_of
 from circuits.initialise import initialise, load_exactly
 from circuits.layers import Norm
 from circuits.names import NamesFilter
+from circuits.pages import keep_freed_pages
 from circuits.placement import check_device, check_dtype
 from circuits.run import Run, make_run, token_positions
 from circuits.text_interface import TextInterface
@@ -68,6 +69,7 @@ class HookedGPT(StackedWeights, TextInterface):
         self.config = config
         self.tokenizer: Tokenizer | None = None
         self.card: dict[str, Any] = {}
+        keep_freed_pages()
         # Sizes and shapes first, without memory; then memory, filled once.
         target = check_device(device) or torch.get_default_device()
         meta: dict[str, Any] = {"device": "meta", "dtype": check_dtype(dtype) or torch.get_default_dtype()}

@@ -43,6 +43,8 @@ class Edit:
     pointwise: ClassVar[bool] = True
     # Whether the new value may differ from that of the clean run where nothing else was changed.
     acts: ClassVar[bool] = True
+    # The number that stands everywhere afterwards, whatever stood there; None where the new value is no such number.
+    constant: ClassVar[float | None] = None
 
     def new(self, old: Tensor, cells: Cells) -> Tensor:
         """The value to go on with, broadcastable to `old`."""
@@ -56,6 +58,8 @@ class Edit:
 @dataclass(frozen=True, eq=False)
 class Zero(Edit):
     """Zero."""
+
+    constant: ClassVar[float | None] = 0.0
 
     def new(self, old: Tensor, cells: Cells) -> Tensor:
         """0."""

@@ -49,7 +49,9 @@ def recompute(clean: Clean, lanes: Sequence[Lane], read: Int[Tensor, "batch slot
     narrow = read if pointwise else None
     n_pos = clean.tokens.shape[1]
     stop = n_pos if narrow is None else whole_tiles(int(narrow.max()) + 1, n_pos)
-    numbered = [replace(lane, number=i) for i, lane in enumerate(lanes) if lane.start < stop]
+    numbered = [
+        lane if lane.number == i else replace(lane, number=i) for i, lane in enumerate(lanes) if lane.start < stop
+    ]
     if not numbered:
         nowhere = clean.tokens.new_zeros(0)
         return Changed(clean.final.new_zeros(0, clean.final.shape[-1]), nowhere, nowhere, nowhere)

@@ -98,6 +98,7 @@ class Placer:
 
     def __init__(self, model: HookedGPT, tokens: Int[Tensor, "batch pos"], mask: Bool[Tensor, "batch pos"] | None):
         self.model, self.shape = model, tokens.shape
+        self.entries = entries(model.config)
         self.first, self.last = token_span(tokens, mask)
         # Masks that many interventions share are looked at once; the mask itself is kept so that its id stays its own.
         self._known: dict[int, tuple[Tensor, Bool[Tensor, "batch pos"] | None]] = {}
@@ -133,8 +134,7 @@ class Placer:
         if given.head is not None:
             raise ValueError(f"head {given.head} was given for {component}; it goes with a hook name")
         name, index, edit = _component_site(component, self.model, given.edit)
-        entry = entries(self.model.config)[name]
-        return Placed(name, entry, edit, index, whole_block=isinstance(component, Block))
+        return Placed(name, self.entries[name], edit, index, whole_block=isinstance(component, Block))
 
     def _hook(self, name: str, given: Intervention) -> Placed:
         if given.head is not None:
@@ -145,7 +145,7 @@ class Placer:
                 raise ValueError(f"head {given.head} was given for {name}, which has no head axis")
             if not 0 <= given.head < size:
                 raise IndexError(f"{name} has {size} heads (0 to {size - 1}), not head {given.head}")
-        return Placed(name, entries(self.model.config)[name], given.edit, given.head)
+        return Placed(name, self.entries[name], given.edit, given.head)
 
     def _cells(self, given: Intervention) -> Bool[Tensor, "batch pos"] | None:
         if given.positions is None and given.rows is None:

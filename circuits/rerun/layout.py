@@ -137,10 +137,10 @@ class Layout:
         pieces = [part.gather(clean) for part in self.parts]
         return (pieces[0] if len(pieces) == 1 else torch.cat(pieces))[None]
 
-    def view(self, flat: Tensor, part: int) -> Tensor:
-        """The cells of one part of a flat activation, ``[stack cell …]``."""
-        cells: Tensor = flat[0, self.offsets[part] : self.offsets[part + 1]].unflatten(0, self.parts[part].shape)
-        return cells
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The cells of each part of a flat activation, ``[stack cell …]``."""
+        ends = self.offsets
+        return [flat[0, ends[i] : ends[i + 1]].unflatten(0, part.shape) for i, part in enumerate(self.parts)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,15 +58,21 @@ def entries(config: GPTConfig) -> dict[str, Entry]:
 def clean_names(entry: Entry, config: GPTConfig) -> list[str]:
     """The activations of the clean run that a pass entered here goes on from."""
     layer, stage = entry
-    n = vocabulary.block_names(layer)
+    n, parallel = vocabulary.block_names(layer), bool(config.parallel_blocks)
     # What stands before the MLP's output is added: one stream, or the two summands of a parallel block.
-    before_mlp = [n.resid_pre, n.attn_out] if config.parallel_blocks else [n.resid_mid]
-    return {
-        Stage.EMBED: [],
-        Stage.START: [n.resid_pre],
-        Stage.HEADS: [n.resid_pre, n.z, *([n.mlp_out] if config.parallel_blocks else [])],
-        Stage.MID: before_mlp,
-        Stage.POST: [*before_mlp, n.post],
-        Stage.OUT: [*before_mlp, n.mlp_out],
-        Stage.END: [*([n.resid_pre] if config.parallel_blocks else []), n.resid_post],
-    }[stage]
+    before_mlp = [n.resid_pre, n.attn_out] if parallel else [n.resid_mid]
+    match stage:
+        case Stage.EMBED:
+            return []
+        case Stage.START:
+            return [n.resid_pre]
+        case Stage.HEADS:
+            return [n.resid_pre, n.z, n.mlp_out] if parallel else [n.resid_pre, n.z]
+        case Stage.MID:
+            return before_mlp
+        case Stage.POST:
+            return [*before_mlp, n.post]
+        case Stage.OUT:
+            return [*before_mlp, n.mlp_out]
+        case Stage.END:
+            return [n.resid_pre, n.resid_post] if parallel else [n.resid_post]

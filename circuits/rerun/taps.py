@@ -103,9 +103,9 @@ class LaneTap(Tap):
             return activation
         layout = self._layouts[activation.shape[1]]
         new = activation.clone(memory_format=torch.contiguous_format)
+        views = layout.views(new)
         for i, rows, placed in self._by_name[name]:
-            part = layout.parts[i]
-            edited = layout.view(new, i)[rows]
+            part, edited = layout.parts[i], views[i][rows]
             before = self._before(layout, i, rows) if placed.whole_block else None
             apply(edited, placed, part.rows[rows], part.columns_of(rows), self._captured, before)
         if name.endswith("hook_resid_pre"):
@@ -116,7 +116,7 @@ class LaneTap(Tap):
         assert self.before_block is not None
         flat = self.before_block
         own = self._layouts[flat.shape[1]]
-        before = own.view(flat, part)[rows]
+        before = own.views(flat)[part][rows]
         if own is layout or layout.parts[part].read is None:
             return before
         places = layout.parts[part].columns_of(rows) - layout.parts[part].start
@@ -195,6 +195,9 @@ def apply(
         before: The stream before the block, where what is edited is all that the block adds to it.
     """
     view = activation if placed.index is None else activation.select(2, placed.index)
+    if placed.edit.constant is not None and placed.where is None and before is None:
+        view.fill_(placed.edit.constant)
+        return
     if before is not None:
         view.sub_(before)
     _edit_view(view, placed, rows, columns, captured)
