@@ -121,7 +121,8 @@ class LossReading(_CellReading):
     def cells(self, final: Tensor, row: Tensor, slot: Tensor) -> Tensor:
         """``−log p(next token)``."""
         model, targets = self.run.model, self.run.tokens[row, slot + 1]
-        pieces = zip(final.split(_CELLS), targets.split(_CELLS), strict=True)
+        at_once = max(_CELLS * _COLUMNS // model.config.d_vocab, _CELLS)
+        pieces = zip(final.split(at_once), targets.split(at_once), strict=True)
         return torch.cat([cross_entropies(model, *piece) for piece in pieces])
 
 
@@ -206,6 +207,8 @@ def cross_entropies(
     can be gigabytes, is never there.
     """
     weight, bias = model.W_U.T, model.unembed.bias
+    if len(weight) <= _COLUMNS:
+        return F.cross_entropy(raised(model.unembed_normalised(final)), targets, reduction="none")
     sums = []
     for start in range(0, len(weight), _COLUMNS):
         columns = slice(start, start + _COLUMNS)

@@ -24,7 +24,7 @@ def linear(
     x: Float[Tensor, "*batch d_in"], weight: Float[Tensor, "d_out d_in"], bias: Float[Tensor, " d_out"] | None = None
 ) -> Float[Tensor, "*batch d_out"]:
     """``X Wᵀ + b``, as `torch.nn.functional.linear`."""
-    if not (_mkl_holds_back() and _pays(x, weight)):
+    if x.numel() * len(weight) < _MULTIPLY_ADDS or not (_mkl_holds_back() and _pays(x, weight)):
         return F.linear(x, weight, bias)
     d_out, d_in = weight.shape
     image = x.reshape(1, 1, -1, d_in).permute(0, 3, 1, 2)  # one row of pixels, its channels last
@@ -33,12 +33,12 @@ def linear(
 
 
 def _pays(x: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN is the quicker for a product of some size."""
     if not (x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu" and torch.backends.mkldnn.enabled):
         return False
-    rows = x.numel() // x.shape[-1]
     differentiated = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    enough = rows >= (_ROWS_WITH_GRADIENT if differentiated else _ROWS)
-    return enough and rows * weight.numel() >= _MULTIPLY_ADDS and weight.is_contiguous()
+    rows = x.numel() // x.shape[-1]
+    return rows >= (_ROWS_WITH_GRADIENT if differentiated else _ROWS) and weight.is_contiguous()
 
 
 @lru_cache(maxsize=1)

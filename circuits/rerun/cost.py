@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from circuits.config import GPTConfig
 from circuits.rerun.edits import is_attention_matrix
 from circuits.rerun.layout import Lane
 from circuits.rerun.stages import Entry, Stage
+
+# Bytes for which nobody need look at what is free.
+_A_LITTLE = 2**25
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Scope:
     read: int | None
     columns: int
     itemsize: int
+    _known: dict[tuple[int, bool], int] = field(default_factory=dict, repr=False, compare=False)
 
     def last_width(self, start: int) -> int:
         """Positions that the last block goes on with, of those from `start` on."""
@@ -79,15 +83,21 @@ class Scope:
 
     def bytes(self, lane: Lane) -> int:
         """Memory of one lane while it is under way: an upper estimate of what is alive at once."""
-        return len(lane.rows) * self.bytes_per_row(lane)
+        return lane.height * self.bytes_per_row(lane)
 
     def bytes_per_row(self, lane: Lane) -> int:
         """The same for one of its rows."""
-        c, length = self.config, max(self.stop - lane.start, 0)
+        explicit = self.config.attn_softcap is not None or any(is_attention_matrix(p.name) for p in lane.placed)
+        key = lane.start, explicit
+        if key not in self._known:
+            self._known[key] = self._bytes_from(*key)
+        return self._known[key]
+
+    def _bytes_from(self, start: int, explicit: bool) -> int:
+        c, length = self.config, max(self.stop - start, 0)
         width = (c.n_heads + 2 * c.n_kv_heads) * c.d_head
         cell = 7 * c.d_model + 2 * width + (4 if c.gated_mlp else 3) * c.d_mlp
         keys = 2 * self.stop * c.n_heads * c.d_head
-        explicit = c.attn_softcap is not None or any(is_attention_matrix(placed.name) for placed in lane.placed)
         matrices = 4 * c.n_heads * length * self.stop if explicit else 0
         return self.itemsize * (length * cell + keys + matrices)
 
@@ -121,8 +131,10 @@ def forward_flops(config: GPTConfig, tokens: Tensor) -> float:
     return batch * (config.n_layers * block + 2.0 * pos * config.d_model * config.d_vocab)
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory that a sweep may take by default: a quarter of what is free, at most 2 GiB."""
+def allowance(device: torch.device, wanted: int) -> int:
+    """Memory that a sweep may take by default: a quarter of what is free, at most 2 GiB; a little is always there."""
+    if wanted <= _A_LITTLE:
+        return _A_LITTLE
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_main_memory()
     return min(free // 4, 2 * 2**30)
 
@@ -156,7 +168,7 @@ def batches_of(lanes: Sequence[Lane], scope: Scope, budget: int, most_cells: int
     taken = cells = 0
     for whole in sorted(lanes, key=lambda lane: (lane.entry, lane.start)):
         for lane in _cut(whole, scope, budget):
-            size, count = scope.bytes(lane), len(lane.rows) * max(scope.stop - lane.start, 0)
+            size, count = scope.bytes(lane), lane.height * max(scope.stop - lane.start, 0)
             if not batches or taken + size > budget or cells + count > most_cells:
                 batches.append([])
                 taken = cells = 0

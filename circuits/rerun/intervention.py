@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Int
@@ -116,9 +116,10 @@ class Placer:
                 f"the edit at {intervention.site} must be an Edit such as Zero(), not {intervention.edit!r}"
             )
         site = self._site(intervention.site)
-        placed = self._component(site, intervention) if isinstance(site, Component) else self._hook(site, intervention)
-        edit = placed.edit.at(placed.name, placed.index)
-        return replace(placed, edit=edit, where=self._cells(intervention))
+        find = self._component if isinstance(site, Component) else self._hook
+        name, index, edit = find(site, intervention)  # type: ignore[operator]  # each is given what it takes
+        whole_block, where = isinstance(site, Block), self._cells(intervention)
+        return Placed(name, self.entries[name], edit.at(name, index), index, where, whole_block)
 
     def _site(self, site: str | Component) -> str | Component:
         if isinstance(site, Component) or site in self.model.hook_names:
@@ -129,14 +130,13 @@ class Placer:
             raise KeyError(vocabulary.unknown_name(site, self.model.hook_names))
         return as_component(site)
 
-    def _component(self, component: Component, given: Intervention) -> Placed:
+    def _component(self, component: Component, given: Intervention) -> tuple[str, int | None, Edit]:
         check_component(component, self.model.config)
         if given.head is not None:
             raise ValueError(f"head {given.head} was given for {component}; it goes with a hook name")
-        name, index, edit = _component_site(component, self.model, given.edit)
-        return Placed(name, self.entries[name], edit, index, whole_block=isinstance(component, Block))
+        return _component_site(component, self.model, given.edit)
 
-    def _hook(self, name: str, given: Intervention) -> Placed:
+    def _hook(self, name: str, given: Intervention) -> tuple[str, int | None, Edit]:
         if given.head is not None:
             config = self.model.config
             sizes = {_QUERY_HEADS: config.n_heads, _KV_HEADS: config.n_kv_heads}
@@ -145,7 +145,7 @@ class Placer:
                 raise ValueError(f"head {given.head} was given for {name}, which has no head axis")
             if not 0 <= given.head < size:
                 raise IndexError(f"{name} has {size} heads (0 to {size - 1}), not head {given.head}")
-        return Placed(name, self.entries[name], given.edit, given.head)
+        return name, given.head, given.edit
 
     def _cells(self, given: Intervention) -> Bool[Tensor, "batch pos"] | None:
         if given.positions is None and given.rows is None:

@@ -38,6 +38,11 @@ class Lane:
     rows: Int[Tensor, " row"]
 
     @cached_property
+    def height(self) -> int:
+        """How many rows."""
+        return len(self.rows)
+
+    @cached_property
     def by_layer(self) -> Mapping[int | None, list[Placed]]:
         """Its changes by layer; None for the embeddings and the final norm."""
         found: dict[int | None, list[Placed]] = {}
@@ -162,8 +167,8 @@ def lay_out(lanes: Iterable[Lane], stop: int) -> Layout:
 def _stack(start: int, lanes: Sequence[Lane], stop: int) -> Part:
     placed, at = [], 0
     for lane in lanes:
-        placed.append((lane, slice(at, at + len(lane.rows))))
-        at += len(lane.rows)
+        placed.append((lane, slice(at, at + lane.height)))
+        at += lane.height
     rows = torch.cat([lane.rows for lane in lanes])
     return Part(start, stop, tuple(placed), rows)
 

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from circuits.model import HookedGPT
 from circuits.rerun.clean import Clean, clean_pass
-from circuits.rerun.cost import Cost, Scope, batches_of, forward_flops, free_bytes
+from circuits.rerun.cost import Cost, Scope, allowance, batches_of, forward_flops
 from circuits.rerun.engine import Changed, recompute
 from circuits.rerun.intervention import Intervened
 from circuits.rerun.layout import Lane
@@ -138,7 +138,8 @@ class Sweep:
         self.freeze = tuple(freeze)
         self.lanes = lanes_of(model, self.tokens, self.mask, interventions, self.freeze)
         self.read = reader.positions(self.tokens, self.mask)
-        self.budget = free_bytes(model.device) if budget is None else budget
+        self.scope = self._scope()
+        self.budget = allowance(model.device, sum(map(self.scope.bytes, self.lanes))) if budget is None else budget
         self._batches = batches_of(self.lanes, self.scope, self.budget, MOST_CELLS)
         self._clean = clean
         self._prepared: Prepared | None = None
@@ -151,9 +152,7 @@ class Sweep:
         self.__dict__.update(state)
         self._lock = threading.Lock()
 
-    @property
-    def scope(self) -> Scope:
-        """What all lanes share, for the cost."""
+    def _scope(self) -> Scope:
         slots = None if self.read is None else self.read.shape[1]
         stop = self.tokens.shape[1] if self.read is None else int(self.read.max()) + 1
         columns = self.reader.columns(self.model.config.d_vocab)
@@ -167,7 +166,7 @@ class Sweep:
     def cost(self) -> Cost:
         """What running it will take."""
         scope = self.scope
-        alike = Counter((lane.entry, lane.start, len(lane.rows)) for lane in self.lanes)
+        alike = Counter((lane.entry, lane.start, lane.height) for lane in self.lanes)
         flops = sum(count * scope.flops(*what) for what, count in alike.items())
         memory = max((sum(map(scope.bytes, batch)) for batch in self._batches), default=0)
         forwards = flops / forward_flops(self.model.config, self.tokens)
