@@ -116,8 +116,10 @@ class Placer:
                 f"the edit at {intervention.site} must be an Edit such as Zero(), not {intervention.edit!r}"
             )
         site = self._site(intervention.site)
-        find = self._component if isinstance(site, Component) else self._hook
-        name, index, edit = find(site, intervention)  # type: ignore[operator]  # each is given what it takes
+        if isinstance(site, Component):
+            name, index, edit = self._component(site, intervention)
+        else:
+            name, index, edit = self._hook(site, intervention)
         whole_block, where = isinstance(site, Block), self._cells(intervention)
         return Placed(name, self.entries[name], edit.at(name, index), index, where, whole_block)
 
