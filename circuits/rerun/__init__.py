@@ -29,7 +29,7 @@ from circuits.rerun.edits import (
     Within as Within,
     Zero as Zero,
 )
-from circuits.rerun.engine import recompute
+from circuits.rerun.engine import may_run_along, recompute, run_along
 from circuits.rerun.intervention import Intervened as Intervened, Intervention as Intervention
 from circuits.rerun.prepare import lanes_of, needs
 from circuits.tokens import check_mask, check_tokens, real_positions
@@ -66,9 +66,13 @@ def rerun(
     tokens = check_tokens(tokens, model.config)
     mask = check_mask(attention_mask, tokens)
     lanes = lanes_of(model, tokens, mask, interventions, freeze)
-    clean = clean_pass(model, tokens, mask, needs(model, lanes))
     read = None if positions is None else read_positions(positions, tokens, mask)
-    changed = recompute(clean, lanes, read)
+    wanted = needs(model, lanes)
+    if may_run_along(model, lanes, read, tokens.shape[1]):
+        clean, changed = run_along(model, tokens, mask, lanes, read, wanted)
+    else:
+        clean = clean_pass(model, tokens, mask, wanted)
+        changed = recompute(clean, lanes, read)
     final = (
         clean.final if read is None else clean.final.gather(1, read[..., None].expand(-1, -1, clean.final.shape[-1]))
     )

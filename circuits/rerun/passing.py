@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,17 +55,28 @@ class Passing:
         by_entry: The lanes that begin at each point.
         stop: One past the last position that matters.
         read: The positions that are read at the end, for each row; None: all.
+        keep: The activations that are taken over from the first lane into the clean run, where that goes along.
     """
 
     clean: Clean
     by_entry: Mapping[Entry, Sequence[Lane]]
     stop: int
     read: Int[Tensor, "batch slot"] | None
+    keep: Container[str] = ()
+
+    def kept(self, names: Sequence[str], flat: Flat) -> None:
+        """Take over what is wanted of activations that the lanes are about to go on from."""
+        shape = self.clean.tokens.shape
+        for name, value in zip(names, flat.values, strict=False):
+            if name in self.keep:
+                self.clean.captured[name] = value[0, : shape.numel()].unflatten(0, shape).clone()
 
     def begun(self, block: TransformerBlock, stream: Flat | None) -> Flat | None:
         """The stream before a block: that of the lanes under way, and of those that begin there."""
         flats = [] if stream is None else [stream]
         for stage in (Stage.EMBED, Stage.START):
+            if stage is Stage.START and flats:
+                self.kept([block.names.resid_pre], flats[0])
             lanes = self.by_entry.get((block.names.layer, stage))
             if lanes:
                 flats.append(self._before_block(block, stage, lanes))

@@ -24,6 +24,8 @@ def through(passing: Passing, block: TransformerBlock, begun: Flat | None) -> Fl
         flat = Flat(attended.layout, (attended.x, attended.z, *[attended.x for _ in extra]))
     for stage in INSIDE:
         names = clean_names((block.names.layer, stage), passing.clean.model.config)
+        if flat is not None:
+            passing.kept(names, flat)
         beginning = passing.beginning(block, stage, names + extra)
         if beginning is not None:
             flat, run = merged([beginning] if flat is None else [flat, beginning]), None

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from circuits.model import HookedGPT
 from circuits.rerun.clean import Clean, clean_pass
 from circuits.rerun.cost import Cost, Scope, allowance, batches_of, forward_flops
-from circuits.rerun.engine import Changed, recompute
+from circuits.rerun.engine import Changed, may_run_along, recompute, run_along
 from circuits.rerun.intervention import Intervened
 from circuits.rerun.layout import Lane
 from circuits.rerun.prepare import lanes_of, needs
@@ -63,11 +63,19 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What all batches of a sweep share."""
+    """What all batches of a sweep share.
+
+    Attributes:
+        clean: The clean run.
+        reading: What is measured on it.
+        read: The positions that are read; None: all.
+        along: What the lanes changed, where there is but one batch and it ran along with the clean run.
+    """
 
     clean: Clean
     reading: Reading
     read: Tensor | None
+    along: Changed | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +89,7 @@ class Job:
         """For each lane its number and the rows it stands for, and the values ``[lane batch]``."""
         with torch.no_grad():
             shared = self.sweep.prepared()
-            changed = recompute(shared.clean, self.lanes, shared.read)
+            changed = shared.along or recompute(shared.clean, self.lanes, shared.read)
             values = shared.reading.values(changed, [self.sweep.labels[lane.number] for lane in self.lanes])
         return [(lane.number, lane.rows) for lane in self.lanes], values
 
@@ -176,12 +184,17 @@ class Sweep:
         """The clean run and what is measured on it, made once in each process."""
         with self._lock:
             if self._prepared is None:
-                wanted = needs(self.model, self.lanes)
-                clean = self._clean
-                if clean is None or not wanted <= clean.captured.keys():
-                    clean = clean_pass(self.model, self.tokens, self.mask, wanted)
-                self._prepared = Prepared(clean, self.reader.bind(clean), self.read)
+                clean, along = self._clean_run(needs(self.model, self.lanes))
+                self._prepared = Prepared(clean, self.reader.bind(clean), self.read, along)
             return self._prepared
+
+    def _clean_run(self, wanted: frozenset[str]) -> tuple[Clean, Changed | None]:
+        if self._clean is not None and wanted <= self._clean.captured.keys():
+            return self._clean, None
+        lanes = self._batches[0] if len(self._batches) == 1 else []
+        if may_run_along(self.model, lanes, self.read, self.tokens.shape[1]):
+            return run_along(self.model, self.tokens, self.mask, lanes, self.read, wanted)
+        return clean_pass(self.model, self.tokens, self.mask, wanted), None
 
     def run(
         self,
