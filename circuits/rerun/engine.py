@@ -21,6 +21,10 @@ from circuits.rerun.taps import LaneTap
 from circuits.run import token_positions
 
 
+# Share of the positions from which on reading them is like reading all.
+_NEARLY_ALL = 0.75
+
+
 @dataclass(frozen=True, eq=False)
 class Changed:
     """What the unembedding reads where it differs from the clean run.
@@ -93,10 +97,10 @@ def run_along(
 def may_run_along(model: HookedGPT, lanes: Sequence[Lane], read: Int[Tensor, "batch slot"] | None, n_pos: int) -> bool:
     """Whether these lanes need nothing of the clean run but what it has at the stage where they begin.
 
-    Lanes that begin at a later position need its keys and values, frozen ones what they are held at; and where a few
-    positions are read, the last block goes on with these alone.
+    Lanes that begin at a later position need its keys and values, frozen ones what they are held at; and where only a
+    part of the positions is read, the last block had better go on with these alone.
     """
-    whole = read is None or whole_tiles(read.shape[1], n_pos) == n_pos
+    whole = read is None or read.shape[1] >= _NEARLY_ALL * n_pos
     ready = all(lane.start == 0 and all(placed.edit.acts for placed in lane.placed) for lane in lanes)
     return bool(lanes) and whole and ready and not model.config.parallel_blocks
 
