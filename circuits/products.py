@@ -24,7 +24,7 @@ def linear(
     x: Float[Tensor, "*batch d_in"], weight: Float[Tensor, "d_out d_in"], bias: Float[Tensor, " d_out"] | None = None
 ) -> Float[Tensor, "*batch d_out"]:
     """``X Wᵀ + b``, as `torch.nn.functional.linear`."""
-    if x.numel() * len(weight) < _MULTIPLY_ADDS or not (_mkl_holds_back() and _pays(x, weight)):
+    if x.numel() * weight.shape[0] < _MULTIPLY_ADDS or not (_mkl_holds_back() and _pays(x, weight)):
         return F.linear(x, weight, bias)
     d_out, d_in = weight.shape
     image = x.reshape(1, 1, -1, d_in).permute(0, 3, 1, 2)  # one row of pixels, its channels last

@@ -20,7 +20,6 @@ from circuits.rerun.stages import Entry, Stage
 from circuits.rerun.taps import LaneTap
 from circuits.run import token_positions
 
-
 # Share of the positions from which on reading them is like reading all.
 _NEARLY_ALL = 0.75
 

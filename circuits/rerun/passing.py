@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -63,6 +64,12 @@ class Passing:
     stop: int
     read: Int[Tensor, "batch slot"] | None
     keep: Container[str] = ()
+
+    @cached_property
+    def whole_blocks(self) -> frozenset[int]:
+        """The layers of which some lane edits all that the block adds."""
+        lanes = [lane for lanes in self.by_entry.values() for lane in lanes]
+        return frozenset(placed.entry[0] for lane in lanes for placed in lane.placed if placed.whole_block)
 
     def kept(self, names: Sequence[str], flat: Flat) -> None:
         """Take over what is wanted of activations that the lanes are about to go on from."""

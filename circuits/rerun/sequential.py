@@ -18,7 +18,7 @@ def through(passing: Passing, block: TransformerBlock, begun: Flat | None) -> Fl
     """
     flat, run = None, None
     # Where all that the block adds is edited, the stream before it comes along.
-    extra = [block.names.resid_pre] if _edits_whole_block(passing, block, begun) else []
+    extra = [block.names.resid_pre] if block.names.layer in passing.whole_blocks else []
     if begun is not None:
         attended = passing.attended(block, begun)
         flat = Flat(attended.layout, (attended.x, attended.z, *[attended.x for _ in extra]))
@@ -56,11 +56,3 @@ def _step(block: TransformerBlock, stage: Stage, values: tuple[Tensor, ...], run
     if stage is Stage.POST:
         return x, block.mlp_normed(values[1], run)
     return (block.after_mlp(x + run.tap(n.mlp_out, values[1]), run),)
-
-
-def _edits_whole_block(passing: Passing, block: TransformerBlock, begun: Flat | None) -> bool:
-    layer = block.names.layer
-    here = [lane for stage in INSIDE for lane in passing.by_entry.get((layer, stage), ())]
-    if begun is not None:
-        here += [lane for part in begun.layout.parts for lane, _ in part.lanes]
-    return any(placed.whole_block for lane in here for placed in lane.by_layer.get(layer, ()))
