@@ -100,7 +100,7 @@ class Plan:
             executor=self.options.get("executor"),
             progress=self.options.get("progress", True),
             resume=self.options.get("resume"),
-            title=f"ablate {self.method}: {self.cost.forwards:.3g} forward passes' worth",
+            title=f"ablate {self.method}",
         )
 
     def weights(self) -> Float[Tensor, " batch"]:

@@ -187,7 +187,7 @@ def measured_patches(
         executor=options.get("executor"),
         progress=options.get("progress", True),
         resume=options.get("resume"),
-        title=f"patch: {sweep.cost().forwards:.3g} forward passes' worth",
+        title="patch",
     )
     effect = torch.where(counted, outcome.values - outcome.clean, float("nan"))
     weight = weights_of(metric, pair)

@@ -107,7 +107,8 @@ class Passing:
 
     def tap(self, block: TransformerBlock, *layouts: Layout) -> LaneTap:
         """The edits of a layout's lanes in a block."""
-        return LaneTap(layouts, block.names.layer, self.clean.captured)
+        n = block.names
+        return LaneTap(layouts, n.layer, self.clean.captured, own=(n.z, n.post))  # made for these lanes, read once
 
     def attended(self, block: TransformerBlock, stream: Flat) -> Attended:
         """A stream through the attention of a block."""

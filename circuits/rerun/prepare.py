@@ -13,7 +13,7 @@ from circuits.model import HookedGPT
 from circuits.rerun.edits import Keep
 from circuits.rerun.intervention import Intervened, Intervention, Placed, Placer
 from circuits.rerun.layout import Lane
-from circuits.rerun.stages import Stage, clean_names, entries
+from circuits.rerun.stages import Entry, Stage, clean_names, entries
 
 # What can be held at the clean run -> how the names of its activations end.
 FREEZES = {"patterns": ".hook_pattern", "norms": ".hook_scale"}
@@ -91,9 +91,15 @@ def frozen_names(model: HookedGPT, freeze: Iterable[str]) -> list[str]:
 def needs(model: HookedGPT, lanes: Iterable[Lane]) -> frozenset[str]:
     """The activations of the clean run that these lanes go on from or are held at."""
     names: set[str] = set()
+    begun: set[Entry] = set()
     for lane in lanes:
-        names |= set(clean_names(lane.entry, model.config))
-        names |= {placed.name for placed in lane.placed if not placed.edit.acts}
-        names |= {vocabulary.block_names(p.entry[0]).resid_pre for p in lane.placed if p.whole_block}
+        begun.add(lane.entry)
+        for placed in lane.placed:
+            if not placed.edit.acts:
+                names.add(placed.name)
+            if placed.whole_block:
+                names.add(vocabulary.block_names(placed.entry[0]).resid_pre)
+    for entry in begun:
+        names.update(clean_names(entry, model.config))
     names.add(vocabulary.block_names(model.config.n_layers - 1).resid_pre)  # what the last block's keys are made from
     return frozenset(names & set(vocabulary.hook_names(model.config)))

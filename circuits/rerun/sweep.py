@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -211,7 +211,7 @@ class Sweep:
             progress: Show a progress bar on a terminal.
             resume: A file that keeps what is done, also when the run is interrupted; what it holds already is not run
                 again. None keeps nothing.
-            title: What the progress bar says.
+            title: What the progress bar says, before what it costs.
 
         Raises:
             ValueError: The file belongs to another sweep.
@@ -220,16 +220,19 @@ class Sweep:
             clean = self.prepared().reading.clean
         record = Record(len(self.lanes), clean, resume, fingerprint(self) if resume else "")
         jobs = [job for job in self.jobs if not record.holds(job.lanes)]
+        results = _results(jobs, executor)
+        if progress and len(jobs) > 1:
+            words = f"{title}: {self.cost().forwards:.3g} forward passes' worth"
+            results = tqdm(results, words, len(jobs), leave=False, disable=None)  # None: shown on a terminal only
         try:
-            hidden = None if progress else True  # None: shown on a terminal only
-            for done, values in tqdm(_results(jobs, executor), title, len(jobs), leave=False, disable=hidden):
+            for done, values in results:
                 record.add(done, values)
         finally:
             record.close()
         return Outcome(clean, record.values)
 
 
-def _results(jobs: Sequence[Job], executor: Executor | None) -> Iterator[Any]:
+def _results(jobs: Sequence[Job], executor: Executor | None) -> Iterable[Any]:
     """What the jobs return, as it comes."""
     if executor is None:
         yield from (job() for job in jobs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,14 +79,21 @@ class LaneTap(Tap):
         layouts: The layout of the pass; in the last block also that of the positions which are read.
         layer: The block, or None for the embeddings and the final norm.
         captured: The clean run.
+        own: Names whose activation nobody else holds, so that it can be edited where it stands.
     """
 
-    __slots__ = ("_by_name", "_captured", "_layouts", "before_block")
+    __slots__ = ("_by_name", "_captured", "_layouts", "_own", "before_block")
 
-    def __init__(self, layouts: Sequence[Layout], layer: int | None, captured: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        layouts: Sequence[Layout],
+        layer: int | None,
+        captured: Mapping[str, Tensor],
+        own: Container[str] = (),
+    ) -> None:
         super().__init__()
         self._layouts = {layout.cells: layout for layout in layouts}
-        self._captured = captured
+        self._captured, self._own = captured, own
         self._by_name: dict[str, list[tuple[int, slice, Placed]]] = {}
         # The stream before the block, for lanes that edit what the whole block adds.
         self.before_block: Tensor | None = None
@@ -102,7 +109,7 @@ class LaneTap(Tap):
         if name not in self._by_name:
             return activation
         layout = self._layouts[activation.shape[1]]
-        new = activation.clone(memory_format=torch.contiguous_format)
+        new = activation if name in self._own else activation.clone(memory_format=torch.contiguous_format)
         views = layout.views(new)
         for i, rows, placed in self._by_name[name]:
             part, edited = layout.parts[i], views[i][rows]
