@@ -235,7 +235,10 @@ def check_component(component: Component, config: GPTConfig) -> None:
     layer = getattr(component, "layer", None)
     if layer is not None:
         _in_range(component, "layer", layer, config.n_layers)
-    if isinstance(component, Head | ValueBias):
+    if isinstance(component, Head):
+        _in_range(component, "head", component.head, config.n_heads)
+        return  # every architecture has heads
+    if isinstance(component, ValueBias):
         _in_range(component, "head", component.head, config.n_heads)
     if isinstance(component, MLP | Neuron | MLPBias) and config.attn_only:
         raise ValueError(f"{component} does not exist: the model is attention-only")

@@ -143,6 +143,8 @@ class Run:
 
 
 def _split(x: Tensor, shapes: list[torch.Size]) -> list[Tensor]:
+    if len(shapes) == 1:
+        return [x[0].unflatten(0, shapes[0])]
     pieces = x[0].split([rows * pos for rows, pos in shapes])
     return [piece.unflatten(0, shape) for piece, shape in zip(pieces, shapes, strict=True)]
 

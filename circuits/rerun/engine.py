@@ -84,12 +84,11 @@ def run_along(
     positions = token_positions(batch, pos, mask, tokens.device).expand(batch, pos)
     unknown = model.embed.weight.new_full((), torch.nan).expand(batch, pos, model.config.d_model)
     clean = Clean(model, tokens, mask, positions, {}, [], unknown)
-    unchanged = Lane(0, (), (0, Stage.EMBED), 0, torch.arange(batch, device=tokens.device))
-    numbered = [unchanged, *(_numbered(lane, i + 1) for i, lane in enumerate(lanes))]
+    unchanged = Lane(len(lanes), (), (0, Stage.EMBED), 0, torch.arange(batch, device=tokens.device))
+    numbered = [unchanged, *(_numbered(lane, i) for i, lane in enumerate(lanes))]
     layout, final = _run(Passing(clean, _by_entry(numbered), pos, None, names))
     own = slice(0, batch * pos)  # the lane that came first
     changed = _changed(layout, final, _slots(tokens, read), after=own.stop)
-    changed = replace(changed, lane=changed.lane - 1)
     return replace(clean, final=final[own].unflatten(0, (batch, pos))), changed
 
 

@@ -56,12 +56,12 @@ class Record:
 
     def add(self, done: Sequence[tuple[int, Tensor]], values: Float[Tensor, "lane batch"]) -> None:
         """Take over what a batch delivered."""
-        lengths = torch.tensor([len(rows) for _, rows in done], device=values.device)
-        own = torch.arange(len(done), device=values.device).repeat_interleave(lengths)
-        rows = torch.cat([rows for _, rows in done])
-        numbers = torch.tensor([number for number, _ in done], device=values.device)[own]
-        self.values[numbers, rows] = values[own, rows].to(self.values)
-        self.done[numbers, rows] = True
+        numbers = torch.tensor([number for number, _ in done], device=values.device)
+        if all(rows.shape[0] == values.shape[1] for _, rows in done):
+            self.values[numbers], self.done[numbers] = values.to(self.values), True
+        else:
+            for (number, rows), row in zip(done, values, strict=True):
+                self.values[number, rows], self.done[number, rows] = row[rows].to(self.values), True
         if time.monotonic() - self._written > _SECONDS_BETWEEN_WRITES:
             self.close()
 
