@@ -20,6 +20,7 @@ from analysis.patching import activation_patch
 from benchmarks import shapes
 from benchmarks.timing import Row, interleaved
 from circuits import GPTConfig, Head, HookedGPT
+from circuits.products import linear
 
 CORRECT, WRONG = 3, 5
 POS = 12
@@ -31,8 +32,8 @@ def rows(full: bool) -> Iterator[Row]:
     with torch.no_grad():
         yield from _growth(full)
         if shapes.has_transformer_lens():
-            # Eight prompts of the course shape keep the processor as busy as one can: beside the cone nothing is won.
             yield _heads("course", "loss", batch=1, must=5, aim=10)
+            # Eight prompts keep the processor as busy as one can: beside the cone and its products nothing is won.
             yield _heads("course", "loss")
             yield _patch_streams(full)
         if full and shapes.has_transformer_lens():
@@ -42,9 +43,9 @@ def rows(full: bool) -> Iterator[Row]:
 
 
 def matmul_rate(rows: int = 512, inner: int = 768, columns: int = 3072) -> float:
-    """Multiply-adds × 2 a second of one product of the size that a GPT-2-small MLP has."""
+    """Multiply-adds × 2 a second of one product of the size that a GPT-2-small MLP has, by the quicker kernel."""
     x, w = torch.randn(rows, inner), torch.randn(columns, inner)
-    seconds = interleaved({"product": lambda: torch.nn.functional.linear(x, w)}, repeats=15, warmup=3)["product"]
+    seconds = interleaved({"product": lambda: linear(x, w)}, repeats=15, warmup=3)["product"]
     return 2 * rows * inner * columns / seconds
 
 
