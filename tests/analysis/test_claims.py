@@ -226,7 +226,7 @@ def with_an_mlp_that_looks_back(model):
     """The MLP of the first layer adds the mean over positions of what it reads."""
     behaving(
         model.blocks[0].mlp,
-        forward=lambda self, x, *rest: MLPLayer.forward(self, x + x.mean(1, keepdim=True), *rest),
+        neurons=lambda self, x, *rest: MLPLayer.neurons(self, x + x.mean(1, keepdim=True), *rest),
     )
     return model
 
@@ -275,7 +275,7 @@ def with_a_loss_in_bits(model):
 
 def with_a_second_look(model):
     """The MLP is computed twice."""
-    behaving(model.blocks[0].mlp, forward=lambda *given: (MLPLayer.forward(*given) + MLPLayer.forward(*given)) / 2)
+    behaving(model.blocks[0].mlp, neurons=lambda *given: (MLPLayer.neurons(*given) + MLPLayer.neurons(*given)) / 2)
     return model
 
 
