@@ -46,5 +46,5 @@ def _mkl_holds_back() -> bool:
     """Whether MKL leaves AVX-512 unused here."""
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return False
-    processor = torch.cpu.get_capabilities()
+    processor: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older releases do not tell
     return bool(processor.get("avx512_f")) and "AMD" in str(processor.get("cpu_name"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from circuits.block import TransformerBlock
@@ -11,9 +9,6 @@ from circuits.rerun.layout import Flat, merged
 from circuits.rerun.passing import INSIDE, Passing
 from circuits.rerun.stages import Stage, clean_names, entries
 from circuits.run import Run
-
-# The clean activation of a name at the cells of a layout.
-At = Callable[[str], Tensor]
 
 
 def through(passing: Passing, block: TransformerBlock, begun: Flat | None) -> Flat | None:
