@@ -50,7 +50,7 @@ class ActivationCache(Mapping[str, Tensor]):
 
     def __contains__(self, key: object) -> bool:
         try:
-            self._resolve(key)  # type: ignore[arg-type]
+            self._resolve(key)  # type: ignore[arg-type]  # `in` may ask for anything
         except (KeyError, IndexError):
             return False
         return True

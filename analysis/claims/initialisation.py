@@ -85,7 +85,7 @@ def accumulated_variance(on: Subject) -> Finding:
         writes += [cache[block_names(layer).mlp_out] for layer in range(config.n_layers)]
     total = torch.stack([write.square().mean() for write in writes]).sum()
     applies(float(total) > 0, "nothing is written")
-    return measurement(float(sum(writes).square().mean() / total), which)  # type: ignore[union-attr]
+    return measurement(float(sum(writes, total.new_zeros(())).square().mean() / total), which)
 
 
 @claim(

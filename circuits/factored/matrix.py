@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from circuits.factored import spectrum
+from circuits.factored import factors, spectrum
 from circuits.factored.indexing import index_factors
 from circuits.factored.spectrum import SVD
 from circuits.finite import finite_matrix
@@ -51,29 +51,7 @@ class FactoredMatrix:
     note: str = ""
 
     def __post_init__(self) -> None:
-        A, B = self.A, self.B
-        for name, factor, axes in (("A", A, "[*batch m r]"), ("B", B, "[*batch r n]")):
-            if not isinstance(factor, Tensor):
-                raise TypeError(f"expected factor {name} to be a tensor, got {type(factor).__name__}")
-            if not factor.is_floating_point():
-                raise TypeError(f"expected factor {name} to be floating point, got {factor.dtype}")
-            if factor.ndim < 2:
-                raise ValueError(f"expected factor {name} of shape {axes}, got {list(factor.shape)}")
-        if A.shape[-1] != B.shape[-2]:
-            raise ValueError(
-                f"expected factors with one inner size, got A {list(A.shape)} (inner {A.shape[-1]}) "
-                f"and B {list(B.shape)} (inner {B.shape[-2]})"
-            )
-        if (A.dtype, A.device) != (B.dtype, B.device):
-            raise ValueError(
-                f"expected factors of one dtype on one device, got A {A.dtype} on {A.device}, B {B.dtype} on {B.device}"
-            )
-        try:
-            torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
-        except RuntimeError as error:
-            raise ValueError(
-                f"expected leading axes that broadcast, got A {list(A.shape[:-2])} and B {list(B.shape[:-2])}"
-            ) from error
+        factors.check(self.A, self.B)
 
     # -- what it is ---------------------------------------------------------------------------------------
 
@@ -176,10 +154,11 @@ class FactoredMatrix:
                 f"expected {self.rdim} rows to the right of {self!r}, got a factor of shape {list(other.shape)}"
             )
         if isinstance(other, FactoredMatrix):
-            return _chain([self.A, self.B, other.A, other.B], _joined(self.note, other.note))
+            product = factors.chained([self.A, self.B, other.A, other.B])
+            return FactoredMatrix(*product, _joined(self.note, other.note))
         if other.ndim == 1:
             return (self.A @ (self.B @ other.unsqueeze(-1))).squeeze(-1)
-        return _chain([self.A, self.B, other], self.note)
+        return FactoredMatrix(*factors.chained([self.A, self.B, other]), self.note)
 
     def __rmatmul__(self, other: Tensor) -> Any:
         if not isinstance(other, Tensor):
@@ -190,7 +169,7 @@ class FactoredMatrix:
             )
         if other.ndim == 1:
             return ((other.unsqueeze(-2) @ self.A) @ self.B).squeeze(-2)
-        return _chain([other, self.A, self.B], self.note)
+        return FactoredMatrix(*factors.chained([other, self.A, self.B]), self.note)
 
     # -- sums and multiples -------------------------------------------------------------------------------
 
@@ -201,10 +180,7 @@ class FactoredMatrix:
             return NotImplemented
         if self.shape[-2:] != other.shape[-2:]:
             raise ValueError(f"expected matrices of one size to add, got {self!r} and {other!r}")
-        batch = torch.broadcast_shapes(self.shape[:-2], other.shape[:-2])
-        A = [factor.expand(*batch, *factor.shape[-2:]) for factor in (self.A, other.A)]
-        B = [factor.expand(*batch, *factor.shape[-2:]) for factor in (self.B, other.B)]
-        return FactoredMatrix(torch.cat(A, dim=-1), torch.cat(B, dim=-2), _joined(self.note, other.note))
+        return FactoredMatrix(*factors.added(self.A, self.B, other.A, other.B), _joined(self.note, other.note))
 
     def __radd__(self, other: Any) -> Any:
         if isinstance(other, int) and other == 0:  # what `sum` starts from
@@ -229,19 +205,13 @@ class FactoredMatrix:
         return self._scaled(operator.truediv, scale)
 
     def _scaled(self, operation: Callable[[Any, Any], Tensor], scale: Any) -> FactoredMatrix:
-        A, B = self.A, self.B
         shape = list(scale.shape) if isinstance(scale, Tensor) else []
         if not isinstance(scale, int | float | Tensor) or (len(shape) > 1 and 1 not in shape[-2:]):
             raise TypeError(
                 f"expected a number or a tensor of shape [... 1 1], [... m 1] or [... 1 n] to scale {self!r}, "
                 f"got {f'shape {shape}' if shape else type(scale).__name__}"
             )
-        if not shape or shape[-1] == 1:
-            A = operation(A, scale)
-        else:
-            B = operation(B, scale)
-        dtype = torch.promote_types(A.dtype, B.dtype)
-        return FactoredMatrix(A.to(dtype), B.to(dtype), self.note)
+        return FactoredMatrix(*factors.scaled(self.A, self.B, operation, scale), self.note)
 
     # -- linear algebra -----------------------------------------------------------------------------------
 
@@ -301,22 +271,6 @@ class FactoredMatrix:
     def _require_square(self, what: str) -> None:
         if self.ldim != self.rdim:
             raise ValueError(f"expected a square matrix for its {what}, got {self.ldim} × {self.rdim}: {self!r}")
-
-
-def _chain(factors: list[Tensor], note: str) -> FactoredMatrix:
-    """The product of three or four matrices, kept as two factors at the narrowest place between them."""
-    inner = [left.shape[-1] for left in factors[:-1]]
-    cut = inner.index(min(inner)) + 1
-    return FactoredMatrix(_multiply(factors[:cut]), _multiply(factors[cut:]), note)
-
-
-def _multiply(factors: list[Tensor]) -> Tensor:
-    """The product of one to three matrices in the cheaper order."""
-    if len(factors) < 3:
-        return factors[0] if len(factors) == 1 else factors[0] @ factors[1]
-    X, Y, Z = factors
-    a, b, c, d = X.shape[-2], Y.shape[-2], Z.shape[-2], Z.shape[-1]
-    return (X @ Y) @ Z if a * c * (b + d) <= b * d * (c + a) else X @ (Y @ Z)
 
 
 def _joined(*notes: str) -> str:

@@ -50,13 +50,13 @@ def svd(A: Tensor, B: Tensor) -> SVD:
 
 def singular_values(A: Tensor, B: Tensor) -> Tensor:
     """Singular values of `A @ B`, descending, `[*batch min(m, n, r)]`; no vectors are computed."""
-    values: Tensor = _SingularValues.apply(A, B)  # type: ignore[no-untyped-call]
+    values: Tensor = _SingularValues.apply(A, B)  # type: ignore[no-untyped-call]  # PyTorch leaves `apply` untyped
     return values
 
 
 def frobenius_norm(A: Tensor, B: Tensor) -> Tensor:
     """`‖A @ B‖_F`, `[*batch]`, exact to rounding also where the columns of A cancel in the product."""
-    norm: Tensor = _FrobeniusNorm.apply(A, B)  # type: ignore[no-untyped-call]
+    norm: Tensor = _FrobeniusNorm.apply(A, B)  # type: ignore[no-untyped-call]  # PyTorch leaves `apply` untyped
     return norm
 
 

@@ -36,7 +36,7 @@ class Shards:
                 raise ValueError(
                     f"{path}: not a whole safetensors file ({error}); was its download cut short?"
                 ) from None
-            self._where |= dict.fromkeys(file.keys(), file)  # type: ignore[no-untyped-call]
+            self._where |= dict.fromkeys(file.keys(), file)  # type: ignore[no-untyped-call]  # safetensors leaves it so
 
     @property
     def names(self) -> set[str]:
