@@ -69,6 +69,7 @@ class Result:
     # Axis -> field of its labels, where that is not the axis with an "s".
     label_fields: ClassVar[Mapping[str, str]] = {}
     _axes: ClassVar[dict[str, tuple[str, ...]]]
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # the decorator makes every subclass one
 
     def __post_init__(self) -> None:
         sizes: dict[str, tuple[int, str]] = {}
@@ -152,7 +153,7 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """The whole result as JSON data: every field, the axes of the tensors, NaN and infinities as null."""
         data: dict[str, Any] = {"type": type(self).__name__}
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # the decorator makes every subclass one
+        for field in dataclasses.fields(self):
             data[field.name] = jsonable(getattr(self, field.name))
         data["axes"] = {field: list(axes) for field, axes in self._tensors().items()}
         return data
@@ -165,7 +166,7 @@ class Result:
         """One line that says what this is; shown first by the repr."""
         plain = {
             field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)  # type: ignore[arg-type]
+            for field in dataclasses.fields(self)
             if isinstance(getattr(self, field.name), bool | int | float | str)
         }
         settings = ", ".join(f"{name} {_cell(value)}" for name, value in plain.items())
@@ -216,7 +217,7 @@ def _annotated_axes(cls: type[Result]) -> dict[str, tuple[str, ...]]:
     """From each tensor field of a result class to its axis names, read from the jaxtyping annotation."""
     hints = typing.get_type_hints(cls)
     found: dict[str, tuple[str, ...]] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+    for field in dataclasses.fields(cls):
         hint = hints[field.name]
         for option in typing.get_args(hint) or (hint,):
             if isinstance(option, type) and issubclass(option, AbstractArray):
