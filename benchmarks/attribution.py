@@ -1,4 +1,4 @@
-"""Attribution and paths on the shape of GPT-2 small."""
+"""Logit attribution and path expansion: the shape of GPT-2 small, and all paths of the course shape."""
 
 from __future__ import annotations
 

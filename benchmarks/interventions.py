@@ -1,6 +1,7 @@
 """Ablation and patching against TransformerLens' own functions, and the growth of a head sweep with depth.
 
-Beside each figure stands the share of the machine's matrix-multiply rate, measured in the same run, that ours reaches.
+Beside each sweep of ablated heads stands the share that ours reaches of the machine's matrix-multiply rate, measured in
+the same run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two shapes everything is measured on, and their TransformerLens counterparts."""
+"""The two shapes that most is measured on, and their TransformerLens counterparts."""
 
 from __future__ import annotations
 

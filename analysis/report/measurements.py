@@ -163,20 +163,7 @@ def measure(
     wrong: int | None = None,
     position: int = -1,
 ) -> Measurements:
-    """Measure everything the report shows.
-
-    Args:
-        model: A model.
-        tokens: One sequence.
-        name: What to call the model.
-        progress: Called with the name of each step before it begins.
-        correct: The next token whose lead attribution and paths explain; by default the likeliest.
-        wrong: The token that it is compared with; by default the likeliest other one.
-        position: Where the two are compared; −1 is the last token.
-
-    Raises:
-        IndexError: A token or position that does not exist.
-    """
+    """Measure everything the report shows; arguments and errors are those of `analysis.report.report`."""
     progress("predictions")
     predicted = predictions(model, tokens)
     progress("attribution")
