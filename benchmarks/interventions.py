@@ -137,7 +137,7 @@ def _patch_heads(full: bool) -> Row:
 
 def _growth(full: bool) -> Iterator[Row]:
     """What another layer adds to a head's ablation, against half of what it adds to a forward pass."""
-    depths = (2, 6, 12, 24) if full else (2, 12, 24)
+    depths = (2, 24)
     models = {n: HookedGPT(GPTConfig(n_layers=n, d_model=256, n_heads=4, n_ctx=64, d_vocab=65)) for n in depths}
     tokens = shapes.tokens(models[2], batch=1)
     contestants: dict[str, Callable[[], object]] = {}

@@ -184,7 +184,7 @@ def _reread(
 class Blocks(nn.ModuleList):
     """The blocks of a model, in order."""
 
-    def __getitem__(self, layer: int) -> TransformerBlock:  # type: ignore[override]
+    def __getitem__(self, layer: int) -> TransformerBlock:  # type: ignore[override]  # one block, never a slice of them
         return cast(TransformerBlock, super().__getitem__(layer))
 
     def __iter__(self) -> Iterator[TransformerBlock]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -43,13 +44,13 @@ class Norm(nn.Module):
     w: Float[nn.Parameter, " d"]
     b: Float[nn.Parameter, " d"] | None
 
-    def __init__(self, kind: NormKind, size: int, eps: float, **factory: object) -> None:
+    def __init__(self, kind: NormKind, size: int, eps: float, **factory: Any) -> None:
         super().__init__()
         self.kind: NormKind = kind
         self.eps = eps
-        self.w = nn.Parameter(torch.ones(size, **factory))  # type: ignore[call-overload]
+        self.w = nn.Parameter(torch.ones(size, **factory))
         if kind == "layernorm":
-            self.b = nn.Parameter(torch.zeros(size, **factory))  # type: ignore[call-overload]
+            self.b = nn.Parameter(torch.zeros(size, **factory))
         else:
             self.register_parameter("b", None)
 
