@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from circuits.tokens import next_token_losses, predicted, real_positions
+from circuits.validity import require_whole
 
 Mask = Bool[Tensor, "batch pos"] | None
 
@@ -196,13 +197,14 @@ def logit_diff(correct: Int[Tensor, " batch"] | int, wrong: Int[Tensor, " batch"
         position: Where the answer is predicted.
 
     Raises:
-        ValueError: `correct` and `wrong` are the same token.
-        TypeError: Texts: a metric knows no tokenizer.
+        ValueError: `correct` and `wrong` are the same token, or as many as fit no batch together.
+        TypeError: Texts (a metric knows no tokenizer), or anything else than whole numbers.
     """
-    for what, given in (("correct", correct), ("wrong", wrong)):
-        if isinstance(given, str) or (isinstance(given, list | tuple) and any(isinstance(id, str) for id in given)):
-            raise TypeError(f"{what} must be token ids, not {given!r}; a text's id is model.to_single_token(text)")
-    same = torch.as_tensor(correct) == torch.as_tensor(wrong)
+    right, other = _token_ids("correct", correct), _token_ids("wrong", wrong)
+    require_whole("position", position, least=-(2**63))
+    if right.ndim and other.ndim and right.shape != other.shape:
+        raise ValueError(f"correct has shape {list(right.shape)} and wrong {list(other.shape)}: one of each per prompt")
+    same = right == other.to(right.device)
     if bool(same.any()):
         where = "" if same.ndim == 0 else f" in row {int(same.nonzero()[0])}"
         raise ValueError(f"correct and wrong are equal{where}: their logits never differ")
@@ -263,10 +265,23 @@ def spelled(number: float) -> str:
     return "NaN" if math.isnan(number) else str(number)
 
 
+def _token_ids(what: str, given: object) -> Tensor:
+    """Answers as a tensor of whole numbers, or an error that says what came instead."""
+    if isinstance(given, str) or (isinstance(given, list | tuple) and any(isinstance(id, str) for id in given)):
+        raise TypeError(f"{what} must be token ids, not {given!r}; a text's id is model.to_single_token(text)")
+    try:
+        ids = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{what} must be a token id, or one for each prompt, not {given!r}") from None
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"{what} must be token ids, which are whole numbers, not {given!r}")
+    return ids.long()
+
+
 def _answers(
     what: str, given: Int[Tensor, " batch"] | int, batch: int, d_vocab: int, device: torch.device
 ) -> Int[Tensor, " batch"]:
-    ids = torch.as_tensor(given, device=device)
+    ids = _token_ids(what, given).to(device)
     if ids.ndim > 1 or (ids.ndim == 1 and len(ids) != batch):
         raise ValueError(
             f"{what} has shape {list(ids.shape)}, expected one token id, or one for each of {batch} prompts"

@@ -32,10 +32,29 @@ _KEPT = 2**26
 
 
 @dataclass(frozen=True, eq=False)
+class NextTokens:
+    """What a loss is to predict, where that is not the tokens of the run itself.
+
+    Attributes:
+        tokens: The token that is right after each position.
+        counted: The positions whose loss counts.
+    """
+
+    tokens: Int[Tensor, "batch pos"]
+    counted: Bool[Tensor, "batch pos"]
+
+
+@dataclass(frozen=True, eq=False)
 class ReadMetric:
-    """A metric as something that a sweep can read."""
+    """A metric as something that a sweep can read.
+
+    Attributes:
+        metric: The metric.
+        targets: What a loss is to predict; None: the next token of the run itself.
+    """
 
     metric: Metric
+    targets: NextTokens | None = None
 
     def positions(self, tokens: Tensor, mask: Tensor | None) -> Int[Tensor, "batch slot"] | None:
         """The positions that are read in each row; None: all."""
@@ -67,7 +86,7 @@ class ReadMetric:
 
     def _bound(self, clean: Clean, what: str) -> Reading:
         if isinstance(self.metric, Loss):
-            return LossReading(self.metric, clean, what)
+            return LossReading(self.metric, clean, what, self.targets)
         if isinstance(self.metric, KL):
             return KLReading(self.metric, clean, what)
         if isinstance(self.metric, LogitDiff):
@@ -114,13 +133,16 @@ class _CellReading:
 class LossReading(_CellReading):
     """Next-token loss, a block of logits at a time."""
 
-    def __init__(self, metric: Metric, clean: Clean, what: str) -> None:
-        real = torch.ones_like(clean.tokens, dtype=torch.bool) if clean.mask is None else clean.mask
-        super().__init__(metric, clean, what, predicted(real))
+    def __init__(self, metric: Metric, clean: Clean, what: str, targets: NextTokens | None = None) -> None:
+        if targets is None:
+            real = torch.ones_like(clean.tokens, dtype=torch.bool) if clean.mask is None else clean.mask
+            targets = NextTokens(clean.tokens[:, 1:], predicted(real))
+        self._next = targets.tokens
+        super().__init__(metric, clean, what, targets.counted)
 
     def cells(self, final: Tensor, row: Tensor, slot: Tensor) -> Tensor:
         """``−log p(next token)``."""
-        model, targets = self.run.model, self.run.tokens[row, slot + 1]
+        model, targets = self.run.model, self._next[row, slot]
         at_once = max(_CELLS * _COLUMNS // model.config.d_vocab, _CELLS)
         pieces = zip(final.split(at_once), targets.split(at_once), strict=True)
         return torch.cat([cross_entropies(model, *piece) for piece in pieces])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from numbers import Real
 
 import torch
 from jaxtyping import Bool, Float
@@ -36,10 +37,9 @@ def bootstrap_interval(
     has no spread to speak of: its interval is NaN. With `over` it is the interval of the ratio ``Σ w v / Σ w over``.
 
     Raises:
-        ValueError: A level that is not between 0 and 1.
+        TypeError, ValueError: A level that is no number between 0 and 1.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, not {level}")
+    check_level(level)
     batch = values.shape[-1]
     if batch < 2:
         return values.new_full((len(values), 2), float("nan"))
@@ -51,6 +51,22 @@ def bootstrap_interval(
     means = (counts @ (weight * values.double()).mT) / (counts @ below.mT)
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64, device=values.device)
     return torch.nanquantile(means, ends, dim=0).mT.to(values.dtype)
+
+
+def check_level(level: object) -> None:
+    """Refuse a level of an interval that is no number between 0 and 1.
+
+    Raises:
+        TypeError, ValueError: What came instead.
+    """
+    _check_share("level", level)
+
+
+def _check_share(what: str, given: object) -> None:
+    if isinstance(given, bool) or not isinstance(given, Real):
+        raise TypeError(f"{what} must be a number between 0 and 1, not {given!r}")
+    if not 0 < float(given) < 1:
+        raise ValueError(f"{what} must lie between 0 and 1, not {given}")
 
 
 def prompts_and_interval(n_prompts: int, level: float) -> str:
@@ -85,10 +101,9 @@ def false_discovery(p_values: Float[Tensor, " component"], rate: float) -> Bool[
     """Which effects stand out with a false-discovery rate of at most `rate` (Benjamini and Hochberg 1995).
 
     Raises:
-        ValueError: A rate that is not between 0 and 1.
+        TypeError, ValueError: A rate that is no number between 0 and 1.
     """
-    if not 0 < rate < 1:
-        raise ValueError(f"the false-discovery rate must lie between 0 and 1, not {rate}")
+    _check_share("the false-discovery rate", rate)
     ordered, order = p_values.sort()
     n = len(p_values)
     below = ordered <= rate * torch.arange(1, n + 1, device=p_values.device) / n

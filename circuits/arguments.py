@@ -1,8 +1,11 @@
-"""What must be a model, a cache or a seed: said where a function is entered, not deep inside it."""
+"""What must be a model, a cache, a seed or whole numbers: said where a function is entered, not deep inside it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
+from torch import Tensor
 
 from circuits.cache import ActivationCache
 from circuits.config import GPTConfig
@@ -51,3 +54,24 @@ def seeded(seed: object) -> torch.Generator:
         TypeError, ValueError: A seed that is not a whole number of 64 bits.
     """
     return torch.Generator().manual_seed(require_whole("seed", seed, least=-(2**63)))
+
+
+def whole_numbers(what: str, given: object) -> list[int]:
+    """One whole number, or several, as a list.
+
+    Args:
+        what: What one of them is, for messages: ``"position"``.
+        given: What a caller gave.
+
+    Raises:
+        TypeError: Neither a whole number nor a list of them.
+        ValueError: An empty list, which would silently mean nothing.
+    """
+    if isinstance(given, Tensor):
+        given = given.tolist()
+    if isinstance(given, str) or not (isinstance(given, Iterable) or hasattr(given, "__index__")):
+        raise TypeError(f"{what}s must be a whole number or a list of them, not {given!r}")
+    found = [require_whole(what, item, least=-(2**63)) for item in (given if isinstance(given, Iterable) else [given])]
+    if not found:
+        raise ValueError(f"no {what} was given: {what}s is empty")
+    return found

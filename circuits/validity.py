@@ -50,14 +50,27 @@ def require_whole(name: str, value: object, least: int = 1) -> int:
         TypeError: Not a whole number.
         ValueError: Out of range.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]  # it says so itself
+    except TypeError:  # a tensor has an index where it is one whole number
+        number = None
+    if number is None:
         raise TypeError(f"{name} must be a whole number, not {value!r}")
-    number = operator.index(value)
     if number < least:
         raise ValueError(f"{name} must be at least {least}, not {number}")
     if number >= 2**63:
         raise ValueError(f"{name} must be below 2**63, not {number}")
     return number
+
+
+def require_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        TypeError: What came instead.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
 def check_given(config: GPTConfig) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -11,10 +11,11 @@ from torch import Tensor
 from analysis.ablation.sweeps import AnyMetric
 from analysis.metrics import Prompts, as_metric, measured
 from analysis.results import Result, result
-from analysis.uncertainty import bootstrap_interval, weighted_mean
-from circuits.arguments import require_model
+from analysis.uncertainty import bootstrap_interval, check_level, weighted_mean
+from circuits.arguments import require_model, seeded
 from circuits.model import HookedGPT
 from circuits.tokens import check_mask, check_tokens
+from circuits.validity import require_whole
 
 
 @result
@@ -68,19 +69,17 @@ def reorder_blocks(
         seed: Seed of the bootstrap.
 
     Raises:
+        TypeError: No list of orders; a flat list of layers is one order, and goes into a list.
         IndexError: A layer that the model does not have.
         ValueError: No orders, or a metric that is not one number for each prompt.
     """
     require_model(model)
     tokens = check_tokens(tokens, model.config)
     mask = check_mask(attention_mask, tokens)
-    if not orders:
-        raise ValueError("no order of the blocks was given")
+    check_level(level)
+    seeded(seed)
+    orders = _checked(orders, model.config.n_layers)
     n_layers = model.config.n_layers
-    for order in orders:
-        outside = [layer for layer in order if not 0 <= layer < n_layers]
-        if outside:
-            raise IndexError(f"layer {outside[0]} of order {list(order)} is not in a model of {n_layers} layers")
     judge = as_metric(metric)
     streams: dict[tuple[int, ...], Tensor] = {(): model.embedding(tokens, model.start(tokens, mask))}
     prompts = Prompts(tokens, mask, model.unembedding(_through(model, tokens, mask, tuple(range(n_layers)), streams)))
@@ -100,6 +99,25 @@ def reorder_blocks(
         metric=judge.name,
         level=level,
     )
+
+
+def _checked(orders: object, n_layers: int) -> list[list[int]]:
+    """Orders of layers, or an error that says which is none."""
+    expected = "orders must be a list of orders, each a list of layers, such as [[1, 0]]"
+    if isinstance(orders, str) or not isinstance(orders, Iterable):
+        raise TypeError(f"{expected}; not {orders!r}")
+    found = []
+    for order in orders:
+        if isinstance(order, str) or not isinstance(order, Iterable):
+            raise TypeError(f"{expected}; {order!r} is no order")
+        layers = [require_whole("layer", layer, least=-(2**63)) for layer in order]
+        outside = [layer for layer in layers if not 0 <= layer < n_layers]
+        if outside:
+            raise IndexError(f"layer {outside[0]} of order {layers} is not in a model of {n_layers} layers")
+        found.append(layers)
+    if not found:
+        raise ValueError("no order of the blocks was given")
+    return found
 
 
 def _through(

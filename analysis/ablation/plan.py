@@ -15,13 +15,15 @@ from torch import Tensor
 from analysis.ablation.replacements import Reference, check_method, replacements
 from analysis.ablation.targets import Target, members
 from analysis.metrics import Metric, Prompts, as_metric
+from analysis.options import check_options
 from analysis.readings import ReadMetric
 from analysis.results import label_text
+from circuits.config import GPTConfig
 from circuits.model import HookedGPT
 from circuits.rerun import Intervened, Intervention
 from circuits.rerun.cost import Cost
 from circuits.rerun.sweep import Outcome, Sweep
-from circuits.tokens import check_tokens
+from circuits.tokens import check_mask, check_tokens
 
 
 class Options(TypedDict, total=False):
@@ -32,14 +34,16 @@ class Options(TypedDict, total=False):
         reference_mask: 1 for tokens, 0 for padding in the reference.
         attention_mask: 1 for tokens, 0 for padding.
         positions: Ablate at these positions only, counted over each prompt's real tokens; negative ones from the last.
+            None: everywhere; an empty list is refused.
         per_position: Take a mean for each position, over the reference prompts, instead of one over all positions.
         freeze: Hold ``"patterns"`` or ``"norms"`` (their scales), or both, at the clean run: what is left is the effect
             through values alone.
         level: Level of the bootstrap interval over prompts (0.95).
         seed: Seed of resampling and of the bootstrap (0).
-        budget: Bytes that a batch of runs may take; by default a part of what is free.
+        budget: Bytes that a batch of runs may take, a whole number; by default a part of what is free.
         executor: A `concurrent.futures` executor that runs the batches; by default they run here. Other processes need
-            a metric that can be pickled (a function of a module, no lambda), and run each batch on one thread.
+            a metric that can be pickled (a function of a module, no lambda); there each batch runs on one thread and
+            runs the clean pass again, which threads share.
         resume: A file that keeps what is done, so that an interrupted sweep goes on where it stopped.
         progress: Show a progress bar on a terminal (True).
     """
@@ -56,9 +60,6 @@ class Options(TypedDict, total=False):
     executor: Executor | None
     resume: str | Path | None
     progress: bool
-
-
-_KNOWN = tuple(Options.__annotations__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,16 +122,16 @@ def plan(
     """Settle an ablation of targets, for `ablate` or to see its cost beforehand.
 
     Raises:
-        TypeError: An option that there is not.
+        TypeError: An option that there is not, or one of the wrong kind.
         ValueError, IndexError: As for `ablate`.
     """
     check_method(method)
-    _check_options(options)
+    _check(options)
     tokens = check_tokens(tokens, model.config)
-    reference = Reference(options.get("reference"), options.get("reference_mask"))
+    reference = _reference(options, model.config)
     per_position, mask = options.get("per_position", False), options.get("attention_mask")
     if method == "resample":
-        _refuse_padding(mask, reference.mask)
+        _refuse_padding(tokens, mask, reference)
     components = dict.fromkeys(component for target in targets for component in members(target))
     edits = replacements(model, components, method, tokens, reference, per_position, options.get("seed", 0))
     where = options.get("positions")
@@ -150,7 +151,7 @@ def cells_of(
     options: Options,
 ) -> Plan:
     """A plan of given interventions."""
-    _check_options(options)
+    _check(options)
     judge = as_metric(metric)
     sweep = Sweep(
         model,
@@ -165,14 +166,22 @@ def cells_of(
     return Plan(sweep, judge, method, replacement, options)
 
 
-def _check_options(options: Options) -> None:
-    for name in options:
-        if name not in _KNOWN:
-            raise TypeError(f"ablate has no option {name!r}; the options are {', '.join(_KNOWN)}")
+def _check(options: Options) -> None:
+    check_options(options, Options.__annotations__, "ablate")
 
 
-def _refuse_padding(*masks: Tensor | None) -> None:
-    if any(mask is not None and not bool(mask.all()) for mask in masks):
+def _reference(options: Options, config: GPTConfig) -> Reference:
+    given, mask = options.get("reference"), options.get("reference_mask")
+    if given is not None:
+        tokens = check_tokens(given, config)
+        return Reference(tokens, check_mask(mask, tokens))
+    if mask is not None:
+        raise ValueError("reference_mask was given without reference, the prompts whose padding it marks")
+    return Reference()
+
+
+def _refuse_padding(tokens: Tensor, mask: Tensor | None, reference: Reference) -> None:
+    if check_mask(mask, tokens) is not None or reference.mask is not None:
         raise ValueError("method 'resample' takes writes at the same positions, so it needs prompts without padding")
 
 

@@ -26,8 +26,11 @@ def check_method(method: str) -> None:
     """Refuse an unknown method.
 
     Raises:
+        TypeError: Not a text.
         ValueError: With the nearest that there is.
     """
+    if not isinstance(method, str):
+        raise TypeError(f"method must be one of {', '.join(map(repr, _METHODS))}, not {method!r}")
     if method not in _METHODS:
         near = difflib.get_close_matches(method, _METHODS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -123,6 +126,10 @@ def resampled_writes(
 ) -> dict[Site, Write]:
     """What each component writes, at the same positions, on another prompt: one draw, the same for every component.
 
+    Another prompt is one whose tokens differ: never the prompt itself, nor a duplicate of it. From a reference each
+    prompt draws by itself, every other prompt being equally likely; of the batch, each is used once where that is
+    possible (see `other_rows`).
+
     Args:
         model: A model.
         sites: The components and where they stand.
@@ -131,12 +138,12 @@ def resampled_writes(
         seed: Seed of the draw.
 
     Raises:
-        ValueError: A single prompt and no reference, or a reference of another length.
+        ValueError: No other prompt to draw from, for which row; a reference of another length.
     """
-    batch, pos = tokens.shape
+    pos = tokens.shape[1]
     generator = seeded(seed)
     if reference.tokens is None:
-        source, rows = tokens, other_rows(batch, generator)
+        source, rows = tokens, other_rows(tokens, generator)
     else:
         source = check_tokens(reference.tokens, model.config)
         if source.shape[1] != pos:
@@ -159,18 +166,34 @@ def _drawn(
     return torch.multinomial(other, 1, generator=generator)[:, 0]
 
 
-def other_rows(batch: int, generator: torch.Generator) -> Int[Tensor, " batch"]:
-    """For each row another one, each used once: a random cycle through all of them.
+def other_rows(tokens: Int[Tensor, "batch pos"], generator: torch.Generator) -> Int[Tensor, " batch"]:
+    """For each row of a batch another one whose tokens differ.
+
+    The rows are put in random order, duplicates behind each other, and each takes the row that stands as many places
+    before it as the commonest prompt has duplicates; so each row is used once, and without duplicates this is a random
+    cycle. Where more than half of the rows are one prompt that is impossible, and each row draws by itself.
 
     Raises:
-        ValueError: A single row, which has no other.
+        ValueError: A single row, or rows that are all the same.
     """
+    batch = len(tokens)
     if batch < 2:
         raise ValueError(
             "method 'resample' takes writes from another prompt, but there is only 1; give a reference (at the command "
             "line, --task or --pairs)"
         )
+    _, prompt, count = tokens.cpu().unique(dim=0, return_inverse=True, return_counts=True)
+    most = int(count.max())
+    if most == batch:
+        raise ValueError(
+            f"all {batch} prompts are the same, so there is none but row 0 itself to take its place; method 'resample' "
+            "needs prompts whose tokens differ, here or in a reference"
+        )
+    if 2 * most > batch:
+        return _drawn(tokens, tokens, generator)
     order = torch.randperm(batch, generator=generator)
+    first = torch.empty_like(count).scatter_reduce_(0, prompt[order], torch.arange(batch), "amin", include_self=False)
+    order = order[first[prompt[order]].argsort(stable=True)]
     rows = torch.empty_like(order)
-    rows[order] = order.roll(1)
+    rows[order] = order.roll(most)
     return rows

@@ -15,11 +15,13 @@ from analysis.ablation.targets import Given, Target, members, targets_of, with_p
 from analysis.metrics import Metric
 from analysis.results import label_text
 from analysis.uncertainty import bootstrap_interval, weighted_mean
-from circuits.arguments import require_model
+from circuits.arguments import require_model, whole_numbers
 from circuits.components import Component, Head, check_component
 from circuits.model import HookedGPT
 from circuits.names import block_names
 from circuits.rerun import CutKeys, Intervention
+from circuits.tokens import check_tokens
+from circuits.validity import require_flag
 
 AnyMetric = str | Metric | Callable[[Tensor], Tensor]
 
@@ -73,18 +75,21 @@ def ablate(
         components: ``"heads"``, ``"mlps"``, ``"attns"``, ``"blocks"``, ``"neurons"``, or a list of components and
             of tuples of components to ablate together; a component may be given as its text, ``"L2H3"``.
         method: Put nothing there, the mean over `reference`, or what was written on another prompt (of the batch, or of
-            `reference`), never the prompt itself.
+            `reference`): one whose tokens differ, never the prompt itself nor a duplicate of it.
         metric: ``"loss"`` (nats), ``"kl"`` (from the clean run), ``logit_diff(correct, wrong)`` or a function of the
             logits ``[batch pos d_vocab] -> [batch]``.
         pairs: Ablate every pair of them together instead, and report what that does beyond the sum of both.
         options: See `analysis.ablation.plan.Options`.
 
     Raises:
-        ValueError: A component, method or metric that there is not; a mean without a reference; resampling from one
-            prompt, or with padding; a metric of another shape than ``[batch]``, NaN or infinite, for which component.
+        TypeError: An argument or option of the wrong kind, by name.
+        ValueError: A component, method or metric that there is not; a mean without a reference; resampling where no
+            other prompt is, for which row, or with padding; no position; a metric of another shape than ``[batch]``,
+            NaN or infinite, for which component.
         IndexError: A layer, head, neuron or position that does not exist.
     """
     require_model(model)
+    require_flag("pairs", pairs)
     targets = targets_of(components, model.config)
     if pairs:
         return _pairs(model, tokens, targets, method, metric, options)
@@ -104,7 +109,7 @@ def ablate_in_order(
     Args and errors as for `ablate`.
     """
     require_model(model)
-    flat = [members(target) for target in targets_of(order, model.config)]
+    flat = [members(target) for target in targets_of(order, model.config, "order")]
     grown = tuple(tuple(c for target in flat[: k + 1] for c in target) for k in range(len(flat)))
     return measured_ablation(plan(model, tokens, grown, method, metric, options), grown)
 
@@ -133,8 +138,8 @@ def ablate_all_but(
         ValueError: What is kept is not among what is ablated, or is all of it; otherwise as for `ablate`.
     """
     require_model(model)
-    universe = [c for target in targets_of(among, model.config) for c in members(target)]
-    sets = targets_of(kept, model.config)
+    universe = [c for target in targets_of(among, model.config, "among") for c in members(target)]
+    sets = targets_of(kept, model.config, "kept")
     ablated = []
     for target in sets:
         strangers = [component for component in members(target) if component not in universe]
@@ -168,14 +173,15 @@ def knock_out_attention(
         options: Likewise.
 
     Raises:
-        ValueError: A key that is not in the prompts, or something that is no head.
+        TypeError: Keys that are no whole numbers; otherwise as for `ablate`.
+        ValueError: No key, one that is not in the prompts, or something that is no head.
     """
     require_model(model)
-    keys = [keys] if isinstance(keys, int) else list(keys)
+    tokens, keys = check_tokens(tokens, model.config), whole_numbers("key", keys)
     outside = [key for key in keys if not 0 <= key < tokens.shape[1]]
-    if outside or not keys:
-        raise ValueError(f"keys must be columns 0 to {tokens.shape[1] - 1} of the prompts, not {outside or keys}")
-    targets = targets_of(heads, model.config)
+    if outside:
+        raise ValueError(f"keys must be columns 0 to {tokens.shape[1] - 1} of the prompts, not {outside}")
+    targets = targets_of(heads, model.config, "heads")
     sets = []
     for target in targets:
         for head in members(target):

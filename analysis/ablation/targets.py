@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from circuits.components import (
     MLP,
@@ -27,10 +27,17 @@ Given = Component | str | Sequence[Component | str]
 _WORDS = ("heads", "mlps", "attns", "blocks", "neurons")
 
 
-def targets_of(components: str | Component | Sequence[Given], config: GPTConfig) -> tuple[Target, ...]:
+def targets_of(
+    components: str | Component | Sequence[Given], config: GPTConfig, what: str = "components"
+) -> tuple[Target, ...]:
     """The targets that a word (``"heads"``, ``"mlps"``, ``"attns"``, ``"blocks"``, ``"neurons"``) or a list stands for.
 
     Components may be given as their text, ``"L0H1"``.
+
+    Args:
+        components: What a caller gave.
+        config: The architecture.
+        what: The argument's name, for messages.
 
     Raises:
         ValueError: An unknown word (with the nearest), an empty list, or a part that the model lacks.
@@ -38,11 +45,17 @@ def targets_of(components: str | Component | Sequence[Given], config: GPTConfig)
         TypeError: Something that is no component.
     """
     if isinstance(components, str):
-        return _of_word(components, config)
-    given: Sequence[Given] = [components] if isinstance(components, Component) else components
+        return _of_word(components, config, what)
+    if not isinstance(components, Component | Iterable):
+        words = ", ".join(map(repr, _WORDS))
+        raise TypeError(
+            f"{what} must be one of {words}, a component, such as Head(0, 1) or its text 'L0H1', or a list of them, "
+            f"not {components!r}"
+        )
+    given = [components] if isinstance(components, Component) else list(components)
     targets = tuple(_target(target) for target in given)
     if not targets or () in targets:
-        raise ValueError(f"expected at least one component to ablate, got {list(given)}")
+        raise ValueError(f"{what}: expected at least one component to ablate, got {given}")
     for target in targets:
         for component in members(target):
             check_component(component, config)
@@ -71,7 +84,7 @@ def with_pairs(targets: Sequence[Target]) -> tuple[Target, ...]:
     return (*targets, *((*members(a), *members(b)) for a, b in itertools.combinations(targets, 2)))
 
 
-def _of_word(word: str, config: GPTConfig) -> tuple[Target, ...]:
+def _of_word(word: str, config: GPTConfig, what: str) -> tuple[Target, ...]:
     if word not in _WORDS and any(character.isdigit() for character in word):
         component = parse_component(word)
         check_component(component, config)
@@ -79,9 +92,9 @@ def _of_word(word: str, config: GPTConfig) -> tuple[Target, ...]:
     if word not in _WORDS:
         near = difflib.get_close_matches(word, _WORDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; the words are {', '.join(_WORDS)}"
-        raise ValueError(f"components {word!r} names no kind of component{hint}")
+        raise ValueError(f"{what} {word!r} names no kind of component{hint}")
     if word in ("mlps", "neurons") and not config.has_mlp:
-        raise ValueError(f"components {word!r}: the model is attention-only")
+        raise ValueError(f"{what} {word!r}: the model is attention-only")
     layers = range(config.n_layers)
     if word == "heads":
         return tuple(Head(layer, head) for layer in layers for head in range(config.n_heads))

@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from analysis import options as asked
 from analysis.metrics import Metric, as_metric
 from analysis.patching.pairs import Pair, paired
 from analysis.patching.result import KINDS, Patching, summed_up
-from analysis.patching.runs import both_runs, source_value, weights_of
-from analysis.readings import ReadMetric
+from analysis.patching.runs import both_runs, reader_of, source_value, weights_of
 from circuits.arguments import require_model
 from circuits.config import GPTConfig
 from circuits.model import HookedGPT
@@ -27,6 +27,7 @@ from circuits.rerun.clean import Clean
 from circuits.rerun.edits import is_attention_matrix, part_of
 from circuits.rerun.stages import clean_names, entries
 from circuits.rerun.sweep import Sweep
+from circuits.validity import require_flag
 
 
 class PatchOptions(TypedDict, total=False):
@@ -42,7 +43,8 @@ class PatchOptions(TypedDict, total=False):
         level: Level of the bootstrap intervals over prompts (0.95).
         seed: Seed of the bootstrap (0).
         budget: Bytes that a batch of runs may take; by default a part of what is free.
-        executor: A `concurrent.futures` executor that runs the batches; by default they run here.
+        executor: A `concurrent.futures` executor that runs the batches; by default they run here. In other processes
+            each batch runs the unpatched pass again, which threads share.
         resume: A file that keeps what is done, so that an interrupted sweep goes on where it stopped.
         progress: Show a progress bar on a terminal (True).
     """
@@ -100,6 +102,10 @@ def activation_patch(
     over prompts. Only what a patch can change is computed; where the two runs are the same by causality (equal tokens
     up to a position), nothing is.
 
+    The loss is that of predicting the clean prompts' tokens, on all three runs and in both directions: at each position
+    that both forms have, the clean token that follows it. So patching everything gives 1, and where only the prompts'
+    tokens differ, the corrupt run's loss is not that of its own text.
+
     Args:
         model: A model.
         clean: The clean prompts.
@@ -107,7 +113,8 @@ def activation_patch(
         site: ``"resid_pre"``, ``"resid_mid"``, ``"resid_post"``, ``"attn_out"``, ``"mlp_out"``; ``"head"`` (z),
             ``"head_q"``, ``"head_k"``, ``"head_v"`` (before any rotation; k and v over the stored heads) and
             ``"pattern"``.
-        metric: As for `ablate`; a logit difference reads the answers of both runs.
+        metric: As for `ablate`; ``"loss"`` is that of the clean tokens on every run, a logit difference reads the same
+            answers in both, ``"kl"`` is from the unpatched run.
         by_position: Patch each position by itself (the query's, for patterns), counted over real tokens; otherwise all
             of them together. A prompt that lacks a position does not count there.
         direction: ``"denoise"`` puts clean activations into the corrupt run, ``"noise"`` corrupt ones into the clean
@@ -120,11 +127,12 @@ def activation_patch(
     Raises:
         ValueError: A site that the model lacks, prompts that do not correspond, a metric that is about the same on both
             runs (with both numbers), or one that is not one number for each prompt.
-        TypeError: An option that there is not.
+        TypeError: An option that there is not, or an argument of the wrong kind.
     """
     require_model(model)
     check_options(options)
     field, n_heads = _site(site, model.config)
+    require_flag("by_position", by_position)
     pair = _paired(model, clean, corrupt, direction, options)
     if site == "pattern":
         _refuse_other_columns(pair)
@@ -171,26 +179,30 @@ def measured_patches(
     options: PatchOptions,
 ) -> dict[str, Any]:
     """Run patches of the base run and sum them up, as the fields of a result with these axes."""
+    reader = reader_of(metric, pair)
+    acting = [i for i, given in enumerate(sets) if _acts(given)]  # the others leave the run as it is
     sweep = Sweep(
         model,
         pair.base.tokens,
-        sets,
-        ReadMetric(metric),
-        labels,
+        [sets[i] for i in acting],
+        reader,
+        [labels[i] for i in acting],
         attention_mask=pair.base.mask,
         freeze=options.get("freeze", ()),
         budget=options.get("budget"),
         clean=runs[0],
     )
-    source = source_value(metric, *runs)
+    source = source_value(metric, pair, *runs, reader)
     outcome = sweep.run(
         executor=options.get("executor"),
         progress=options.get("progress", True),
         resume=options.get("resume"),
         title="patch",
     )
-    effect = torch.where(counted, outcome.values - outcome.clean, float("nan"))
-    weight = weights_of(metric, pair)
+    change = outcome.clean.new_zeros(counted.shape)
+    change[acting] = outcome.values - outcome.clean
+    effect = torch.where(counted, change, float("nan"))
+    weight = weights_of(metric, pair, reader)
     level = options.get("level", 0.95)
     summary = summed_up(
         effect,
@@ -207,16 +219,18 @@ def measured_patches(
 
 
 def check_options(options: PatchOptions) -> None:
-    """Refuse an option that there is not.
+    """Refuse an option that there is not, and a value that cannot mean anything.
 
     Raises:
-        TypeError: Which, and those that there are.
+        TypeError, ValueError: See `analysis.options.check_options`.
     """
-    for name in options:
-        if name not in PatchOptions.__annotations__:
-            raise TypeError(
-                f"patching has no option {name!r}; the options are {', '.join(PatchOptions.__annotations__)}"
-            )
+    asked.check_options(options, PatchOptions.__annotations__, "patching")
+
+
+def _acts(given: Intervention | Sequence[Intervention]) -> bool:
+    """Whether any cell changes: a position at which no prompt differs is patched nowhere."""
+    together = [given] if isinstance(given, Intervention) else given
+    return any(not isinstance(one.positions, Tensor) or bool(one.positions.any()) for one in together)
 
 
 def _paired(model: HookedGPT, clean: Tensor, corrupt: Tensor, direction: str, options: PatchOptions) -> Pair:
@@ -225,7 +239,7 @@ def _paired(model: HookedGPT, clean: Tensor, corrupt: Tensor, direction: str, op
 
 
 def _site(site: str, config: GPTConfig) -> tuple[str, int | None]:
-    if site not in SITES:
+    if not isinstance(site, str) or site not in SITES:
         raise ValueError(f"site {site!r} is not one of {', '.join(map(repr, SITES))}")
     if site == "resid_mid" and not config.has_resid_mid:
         why = "the model is attention-only" if config.attn_only else "parallel blocks have no stream between the two"

@@ -50,6 +50,7 @@ def senders_of(senders: str | Sequence[Component | str], config: GPTConfig) -> t
     """The senders that ``"heads"``, ``"mlps"`` or a list stands for.
 
     Raises:
+        TypeError: Neither a word nor a list of components.
         ValueError: Another word, an empty list, or a component that does not write by itself.
         IndexError: A layer, head or neuron that the model does not have.
     """
@@ -58,11 +59,14 @@ def senders_of(senders: str | Sequence[Component | str], config: GPTConfig) -> t
         return tuple(Head(layer, head) for layer in layers for head in range(config.n_heads))
     if senders == "mlps" and config.has_mlp:
         return tuple(MLP(layer) for layer in layers)
-    if isinstance(senders, str) or not senders:
-        raise ValueError(
-            f"senders must be 'heads', 'mlps' (where there are any) or a list of components, not {senders!r}"
-        )
+    expected = "senders must be 'heads', 'mlps' (where there are any) or a list of components"
+    if isinstance(senders, str):
+        raise ValueError(f"{expected}, not {senders!r}")
+    if not isinstance(senders, Iterable):
+        raise TypeError(f"{expected}, not {senders!r}")
     components = tuple(as_component(sender) for sender in senders)
+    if not components:
+        raise ValueError(f"{expected}, not {senders!r}")
     for sender in components:
         check_component(sender, config)
         if not isinstance(sender, Embed | PosEmbed | Head | MLP | Neuron | Attn):
@@ -76,9 +80,12 @@ def receivers_of(
     """The receivers that ``"heads"``, ``"mlps"``, ``"logits"`` or a list of heads, MLPs and ``"logits"`` stands for.
 
     Raises:
-        ValueError: Something else, or an input other than q, k and v.
+        TypeError: Neither a word nor a list.
+        ValueError: Something else, an empty list, or an input other than q, k and v.
         IndexError: A layer or head that the model does not have.
     """
+    if not isinstance(inputs, Iterable):
+        raise TypeError(f"inputs of heads must be a list of {', '.join(INPUTS)}, not {inputs!r}")
     unknown = [name for name in inputs if name not in INPUTS]
     if unknown or not inputs:
         raise ValueError(f"inputs of heads are among {', '.join(INPUTS)}, not {unknown or list(inputs)}")
@@ -89,9 +96,14 @@ def receivers_of(
         given = [MLP(layer) for layer in range(config.n_layers)]
     else:
         given = [receivers] if isinstance(receivers, str) else receivers
+    expected = "receivers must be 'heads', 'mlps', 'logits' or a list of heads, MLPs and 'logits'"
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{expected}, not {given!r}")
     found: dict[Receiver, None] = {}
     for receiver in given:
         found.update(dict.fromkeys(_receivers(receiver, inputs, config)))
+    if not found:
+        raise ValueError(f"{expected}, not {receivers!r}")
     return tuple(found)
 
 

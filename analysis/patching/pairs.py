@@ -39,12 +39,21 @@ class Pair:
         column: For each cell of the base, the column of the source that stands for it.
         patched: The cells whose activations may differ: they have a counterpart, and something before or at them
             differs (with equal tokens up to a position, both runs are the same there).
+        there: The cells that have a counterpart.
+        direction: ``"denoise"`` where the clean run is the source, ``"noise"`` where it is the base.
     """
 
     base: Prompted
     source: Prompted
     column: Int[Tensor, "batch pos"]
     patched: Bool[Tensor, "batch pos"]
+    there: Bool[Tensor, "batch pos"]
+    direction: str
+
+    @property
+    def clean(self) -> Prompted:
+        """The clean prompts' side, whichever of the two is patched."""
+        return self.base if self.direction == "noise" else self.source
 
     def aligned(self, value: Tensor) -> Tensor:
         """The source's activation ``[batch pos …]`` at the columns of the base."""
@@ -85,10 +94,11 @@ def paired(
             −1 for none. By default the n-th token of one stands for the n-th of the other.
 
     Raises:
+        TypeError: An alignment of something else than whole numbers.
         ValueError: A direction that there is not, different numbers of prompts, prompts of different lengths without an
             alignment, or an alignment that is none.
     """
-    if direction not in DIRECTIONS:
+    if not isinstance(direction, str) or direction not in DIRECTIONS:
         raise ValueError(f"direction {direction!r} is not one of {', '.join(map(repr, DIRECTIONS))}")
     sides = []
     for tokens, mask in ((clean, clean_mask), (corrupt, corrupt_mask)):
@@ -101,7 +111,7 @@ def paired(
     column = forward if direction == "noise" else _inverse(forward, base.tokens.shape[1])
     there = column >= 0
     column = column.clamp(min=0)
-    return Pair(base, source, column, there & _may_differ(base, source, column))
+    return Pair(base, source, column, there & _may_differ(base, source, column), there, direction)
 
 
 def _by_count(clean: Prompted, corrupt: Prompted) -> Int[Tensor, "batch pos"]:
@@ -121,7 +131,12 @@ def _by_count(clean: Prompted, corrupt: Prompted) -> Int[Tensor, "batch pos"]:
 
 
 def _given(clean: Prompted, corrupt: Prompted, alignment: Sequence[int] | Tensor) -> Int[Tensor, "batch pos"]:
-    given = torch.as_tensor(alignment, device=clean.tokens.device)
+    try:
+        given = torch.as_tensor(alignment, device=clean.tokens.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"alignment must hold columns of corrupt, not {alignment!r}") from None
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise TypeError(f"alignment must hold columns of corrupt, which are whole numbers, not {alignment!r}")
     shape = clean.tokens.shape
     if given.shape not in (shape, shape[1:]):
         raise ValueError(f"alignment has shape {list(given.shape)}, expected {list(shape[1:])} or {list(shape)}")

@@ -23,18 +23,21 @@ from analysis.patching.edges import (
     written_names,
 )
 from analysis.patching.pairs import Pair, paired
-from analysis.patching.result import summed_up
-from analysis.patching.runs import both_runs, source_value, weights_of
+from analysis.patching.result import metric_in_words, summed_up
+from analysis.patching.runs import both_runs, reader_of, source_value, weights_of
 from analysis.readings import ReadMetric
 from analysis.results import Result, result
 from analysis.uncertainty import prompts_and_interval
 from circuits.arguments import require_model
 from circuits.components import Component
+from circuits.config import GPTConfig
 from circuits.model import HookedGPT
 from circuits.names import block_names
 from circuits.rerun import Add, Intervention, Put
 from circuits.rerun.sweep import Sweep
 
+# Edges that a preview can show.
+PREVIEWED = 20
 # Numbers of heads' outputs that are held at once.
 _HELD = 2**26
 
@@ -76,9 +79,14 @@ class PathPatching(Result):
         """What was patched into what, and what was measured."""
         into = "clean into corrupt" if self.direction == "denoise" else "corrupt into clean"
         return (
-            f"Writes of senders patched from {into}, as one receiver alone reads them: change of {self.metric}; "
-            f"{prompts_and_interval(len(self.base), self.level)}"
+            f"Writes of senders patched from {into}, as one receiver alone reads them: change of "
+            f"{metric_in_words(self.metric)}; {prompts_and_interval(len(self.base), self.level)}; the largest first"
         )
+
+    def _previewed(self) -> Sequence[int]:
+        size = self.raw.detach().abs().flatten()
+        order = size.nan_to_num(-1.0).argsort(descending=True, stable=True)
+        return [place for place in order.tolist() if not bool(size[place].isnan())][:PREVIEWED]
 
 
 @torch.no_grad()
@@ -112,8 +120,9 @@ def path_patch(
         options: See `PatchOptions`.
 
     Raises:
-        ValueError: Something that is no sender or receiver; norms behind the additions, where a write is no summand of
-            what is read; otherwise as for `activation_patch`.
+        TypeError: An argument or option of the wrong kind.
+        ValueError: Something that is no sender or receiver; edges of which none can exist, with the first; norms
+            behind the additions, where a write is no summand of what is read; otherwise as for `activation_patch`.
         IndexError: A layer or head that the model does not have.
     """
     require_model(model)
@@ -121,6 +130,7 @@ def path_patch(
     if model.config.norm_placement == "post":
         raise ValueError("paths need pre-norm blocks: behind a norm, a write is no summand of what is read")
     sources, targets = senders_of(senders, model.config), receivers_of(receivers, inputs, model.config)
+    _refuse_impossible(sources, targets, model.config)
     masks = (options.get("clean_mask"), options.get("corrupt_mask"))
     pair = paired(model.config, clean, corrupt, direction, *masks, options.get("alignment"))
     judge = as_metric(metric)
@@ -134,7 +144,7 @@ def path_patch(
         effect.flatten(0, 1),
         edges.clean,
         edges.source,
-        weights_of(judge, pair),
+        weights_of(judge, pair, edges.reader),
         judge,
         normalise=options.get("normalise", True),
         level=level,
@@ -154,6 +164,15 @@ def path_patch(
     )
 
 
+def _refuse_impossible(senders: Sequence[Component], receivers: Sequence[Receiver], config: GPTConfig) -> None:
+    """Refuse edges of which none can exist: the result would be NaN everywhere."""
+    if not any(has_edge(sender, receiver, config) for sender in senders for receiver in receivers):
+        raise ValueError(
+            f"no edge that was asked for exists, the first being {senders[0]} → {receivers[0].text(config)}: "
+            "a receiver reads only what was written before it"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class _Edges:
     """What all edges share: the two runs, and what each sender changes."""
@@ -161,7 +180,7 @@ class _Edges:
     model: HookedGPT
     pair: Pair
     senders: tuple[Component, ...]
-    metric: Metric
+    reader: ReadMetric
     options: PatchOptions
     base: dict[str, Tensor]
     changes: Float[Tensor, "sender batch pos d_model"]
@@ -179,8 +198,9 @@ class _Edges:
         aligned = {name: pair.aligned(_whole(runs[1].captured[name], batch)) for name in written}
         changes = torch.stack([write_change(model, sender, base, aligned) for sender in senders])
         changes = changes.where(pair.patched[..., None], 0)
-        source = source_value(metric, *runs)
-        edges = _Edges(model, pair, senders, metric, options, base, changes, source, source)
+        reader = reader_of(metric, pair)
+        source = source_value(metric, pair, *runs, reader)
+        edges = _Edges(model, pair, senders, reader, options, base, changes, source, source)
         return replace(edges, clean=edges.sweep([], []).prepared().reading.clean)
 
     def sweep(self, sets: Sequence[Sequence[Intervention]], labels: Sequence[str]) -> Sweep:
@@ -188,7 +208,7 @@ class _Edges:
             self.model,
             self.pair.base.tokens,
             sets,
-            ReadMetric(self.metric),
+            self.reader,
             labels,
             attention_mask=self.pair.base.mask,
             freeze=self.options.get("freeze", ()),
@@ -204,6 +224,10 @@ class _Edges:
         for start in range(0, len(senders), step):
             chosen = senders[start : start + step]
             edges = [(s, i, r) for s in chosen for i, r in receivers if self._has(self.senders[s], r)]
+            if not bool(self.pair.patched.any()):  # both runs are the same
+                for s, i, _ in edges:
+                    effect[s, i] = 0.0
+                continue
             z = self._heads(layer, chosen, inputs)
             sets = [
                 self._patch(r, s, {name: values[chosen.index(s)] for name, values in z.items()}) for s, _, r in edges

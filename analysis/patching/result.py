@@ -77,6 +77,11 @@ def _refuse_about_equal(base: Tensor, source: Tensor, weight: Tensor, metric: Me
         )
 
 
+def metric_in_words(name: str) -> str:
+    """The metric's name, and of which tokens where two prompts would answer that differently."""
+    return "loss (of predicting the clean prompts' tokens)" if name == "loss" else name
+
+
 class Patching(Result):
     """Base of the results of patching."""
 
@@ -93,8 +98,8 @@ class Patching(Result):
         into = "clean into corrupt" if self.direction == "denoise" else "corrupt into clean"
         here, there = float(self.base.mean()), float(self.source.mean())
         return (
-            f"{self.site} patched from {into}: change of {self.metric}, raw, and with 0 for the unpatched run "
-            f"(mean {here:.4g}) and 1 for the run patched from (mean {there:.4g}); "
+            f"{self.site} patched from {into}: change of {metric_in_words(self.metric)}, raw, and with 0 for the "
+            f"unpatched run (mean {here:.4g}) and 1 for the run patched from (mean {there:.4g}); "
             f"{prompts_and_interval(len(self.base), self.level)}"
         )
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from analysis.metrics import KL, Metric, Prompts, kl_divergence
+from analysis.metrics import KL, Loss, Metric, Prompts, kl_divergence
 from analysis.patching.pairs import Pair, Prompted
-from analysis.readings import ReadMetric
+from analysis.readings import NextTokens, ReadMetric
 from circuits.model import HookedGPT
 from circuits.rerun.clean import Clean, clean_pass
 
@@ -32,22 +33,47 @@ def _real(side: Prompted) -> Tensor:
     return torch.ones_like(side.tokens, dtype=torch.bool) if side.mask is None else side.mask
 
 
-def source_value(metric: Metric, base: Clean, source: Clean) -> Float[Tensor, " batch"]:
+def reader_of(metric: Metric, pair: Pair) -> ReadMetric:
+    """How a run laid out like the base is measured: a loss is that of predicting the clean prompts' tokens.
+
+    The activations after the n-th clean token predict the clean token after it, wherever the run came from; so all
+    three runs (unpatched, patched, patched from) are judged by the same answers, over the positions that both have.
+    """
+    return ReadMetric(metric, _clean_successors(pair) if isinstance(metric, Loss) else None)
+
+
+def _clean_successors(pair: Pair) -> NextTokens:
+    """For each cell of the base but the last the clean token that follows what it stands for."""
+    clean, own = pair.clean, pair.clean is pair.base
+    columns = torch.arange(pair.column.shape[1], device=pair.column.device).expand_as(pair.column)
+    after = (columns if own else pair.column)[:, :-1] + 1
+    inside = after < clean.tokens.shape[1]
+    after = after.clamp(max=clean.tokens.shape[1] - 1)
+    real = inside & _real(clean).gather(1, after)
+    return NextTokens(clean.tokens.gather(1, after), real & (pair.there & _real(pair.base))[:, :-1])
+
+
+def source_value(metric: Metric, pair: Pair, base: Clean, source: Clean, reader: ReadMetric) -> Float[Tensor, " batch"]:
     """The metric on the run patched from; a divergence is that from the base run.
 
     Raises:
         ValueError: A divergence between runs of different lengths.
     """
+    if isinstance(metric, Loss):
+        laid_out = torch.where(pair.there[..., None], pair.aligned(source.final), base.final)
+        return reader.bind(replace(base, final=laid_out), PATCHED_FROM).clean
     if not isinstance(metric, KL):
         return ReadMetric(metric).bind(source, PATCHED_FROM).clean
     if base.tokens.shape != source.tokens.shape:
         lengths = f"{base.tokens.shape[1]} and {source.tokens.shape[1]}"
         raise ValueError(f"a divergence between runs of {lengths} positions is not defined")
-    logits = [run.model.unembed_normalised(run.final) for run in (base, source)]
+    logits = [base.model.unembed_normalised(final) for final in (base.final, pair.aligned(source.final))]
     return kl_divergence(logits[0], logits[1], base.mask)
 
 
-def weights_of(metric: Metric, pair: Pair) -> Float[Tensor, " batch"]:
+def weights_of(metric: Metric, pair: Pair, reader: ReadMetric) -> Float[Tensor, " batch"]:
     """What each prompt counts in a mean."""
+    if reader.targets is not None:
+        return reader.targets.counted.sum(-1).double()
     nothing = torch.zeros(*pair.base.tokens.shape, 0)
     return metric.weights(Prompts(pair.base.tokens, pair.base.mask, nothing))

@@ -18,6 +18,7 @@ from analysis.tasks.pairs import PromptPairs, pairs_of, single_token
 from circuits.arguments import require_model, seeded
 from circuits.model import HookedGPT
 from circuits.text import Tokenizer
+from circuits.validity import require_flag, require_whole
 
 T = TypeVar("T")
 
@@ -48,6 +49,8 @@ def repeated_tokens(model: HookedGPT, n: int = 8, batch: int = 8, seed: int = 0)
             more.
     """
     require_model(model)
+    require_whole("n", n)
+    require_whole("batch", batch)
     drawn = repeated_sequences(model, n, batch, seed)
     offset = drawn.shape[1] - 2 * n
     asked = n // 2
@@ -88,7 +91,7 @@ def indirect_object(
     Raises:
         ValueError: A tokenizer with fewer than two of the names as single tokens, or none at all; prompts too short.
     """
-    require_model(model)
+    _check_drawn(model, batch, on_tokens, length)
     generator = seeded(seed)
     if on_tokens:
         return _roles(model, batch, length, generator)
@@ -150,7 +153,7 @@ def greater_than(
     Raises:
         ValueError: A tokenizer that cuts too few years in two, or none at all; too few tokens.
     """
-    require_model(model)
+    _check_drawn(model, batch, on_tokens, length)
     generator = seeded(seed)
     if on_tokens:
         return _ordered(model, batch, length, generator)
@@ -220,6 +223,13 @@ GENERATORS: dict[str, Callable[..., PromptPairs]] = {
     "ioi": indirect_object,
     "greater-than": greater_than,
 }
+
+
+def _check_drawn(model: object, batch: object, on_tokens: object, length: object) -> None:
+    require_model(model)
+    require_whole("batch", batch)
+    require_flag("on_tokens", on_tokens)
+    require_whole("length", length)
 
 
 def _tokenizer(model: HookedGPT, task: str) -> Tokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from analysis.metrics import Metric, logit_diff
 from circuits.text import Tokenizer
+from circuits.tokens import check_mask
 
 _PAD = 0
 _FIELDS = ("clean", "corrupt", "correct", "wrong")
@@ -40,7 +42,9 @@ class PromptPairs:
         corrupt_mask: Likewise.
 
     Raises:
-        ValueError: Other numbers of prompts than answers, or answers that are equal.
+        TypeError: Prompts or answers that are no tensors of token ids, masks that are none.
+        ValueError: Masks of another shape than their prompts, other numbers of prompts than answers, or answers that
+            are equal.
     """
 
     name: str
@@ -52,6 +56,12 @@ class PromptPairs:
     corrupt_mask: Bool[Tensor, "batch2 pos2"] | None = None
 
     def __post_init__(self) -> None:
+        for name in _FIELDS:
+            given = getattr(self, name)
+            if not isinstance(given, Tensor) or given.is_floating_point() or given.is_complex() or not given.ndim:
+                raise TypeError(f"{name} of a PromptPairs must be a tensor of token ids, not {given!r}")
+        check_mask(self.clean_mask, self.clean)
+        check_mask(self.corrupt_mask, self.corrupt)
         sizes = {name: len(getattr(self, name)) for name in _FIELDS}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"every pair needs its four parts, but there are {sizes}")
@@ -99,6 +109,8 @@ def read_pairs(
             answers that are equal; the message names the line.
         OSError: The file cannot be read.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be that of a file of pairs, not {path!r}")
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from circuits.arguments import require_model
+from circuits.arguments import require_model, whole_numbers
 from circuits.model import HookedGPT
 from circuits.rerun.clean import clean_pass
 from circuits.rerun.edits import (
@@ -87,12 +87,11 @@ def read_positions(
     """Columns of the positions for each row, counted over its real tokens; negative ones from the last.
 
     Raises:
+        TypeError: Something else than whole numbers.
         IndexError: A position that some row does not have.
         ValueError: The same position twice, or none.
     """
-    wanted = [positions] if isinstance(positions, int) else [int(p) for p in positions]
-    if not wanted:
-        raise ValueError("no position to read was given")
+    wanted = whole_numbers("position", positions)
     columns = torch.stack([real_positions(position, tokens, mask) for position in wanted], dim=1)
     ordered = columns.sort(dim=1).values
     if bool((ordered[:, 1:] == ordered[:, :-1]).any()):

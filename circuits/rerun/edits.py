@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from numbers import Real
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from circuits.arguments import whole_numbers
 from circuits.cache import ActivationCache
 
 
@@ -72,6 +74,9 @@ class Put(Edit):
 
     value: Tensor
 
+    def __post_init__(self) -> None:
+        _require(self, "value", Tensor, "a tensor")
+
     def new(self, old: Tensor, cells: Cells) -> Tensor:
         """The value."""
         return cells.select(self.value).to(old)
@@ -82,6 +87,9 @@ class From(Edit):
     """The value that another run had at the same place: patching."""
 
     cache: ActivationCache
+
+    def __post_init__(self) -> None:
+        _require(self, "cache", Mapping, "an ActivationCache")
 
     def at(self, name: str, index: int | None) -> Edit:
         """The cached activation itself.
@@ -109,6 +117,9 @@ class Scale(Edit):
 
     factor: float | Tensor
 
+    def __post_init__(self) -> None:
+        _require(self, "factor", Real | Tensor, "a number or a tensor")
+
     def new(self, old: Tensor, cells: Cells) -> Tensor:
         """The multiple."""
         return old * (cells.select(self.factor).to(old) if isinstance(self.factor, Tensor) else self.factor)
@@ -121,6 +132,10 @@ class Add(Edit):
     direction: Tensor
     coefficient: float = 1.0
 
+    def __post_init__(self) -> None:
+        _require(self, "direction", Tensor, "a tensor")
+        _require(self, "coefficient", Real | Tensor, "a number")
+
     def new(self, old: Tensor, cells: Cells) -> Tensor:
         """The sum."""
         return old + self.coefficient * cells.select(self.direction).to(old)
@@ -131,6 +146,9 @@ class ProjectOut(Edit):
     """``x − x P``, with P the orthogonal projection on the span of `directions` (``[d]`` or ``[k d]``)."""
 
     directions: Float[Tensor, "*k d"]
+
+    def __post_init__(self) -> None:
+        _require(self, "directions", Tensor, "a tensor [d] or [k d]")
 
     def new(self, old: Tensor, cells: Cells) -> Tensor:
         """What is orthogonal to the directions."""
@@ -143,6 +161,10 @@ class Within(Edit):
 
     directions: Float[Tensor, "*k d"]
     value: Tensor | ActivationCache
+
+    def __post_init__(self) -> None:
+        _require(self, "directions", Tensor, "a tensor [d] or [k d]")
+        _require(self, "value", Tensor | Mapping, "a tensor or an ActivationCache")
 
     def new(self, old: Tensor, cells: Cells) -> Tensor:
         """The value inside the subspace, x outside."""
@@ -162,6 +184,9 @@ class Apply(Edit):
 
     pointwise: ClassVar[bool] = False
     function: Callable[[Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        _require(self, "function", Callable, "a function")
 
     def new(self, old: Tensor, cells: Cells) -> Tensor:
         """What the function returned.
@@ -188,9 +213,14 @@ class CutKeys(Edit):
 
     keys: Sequence[int]
 
+    def __post_init__(self) -> None:
+        outside = [key for key in whole_numbers("key", self.keys) if key < 0]
+        if outside:
+            raise ValueError(f"the keys of CutKeys are columns of the prompts, from 0 on, not {outside[0]}")
+
     def new(self, old: Tensor, cells: Cells) -> Tensor:
         """The scores without these keys; what the pass does not reach is none of its keys."""
-        keys = [key for key in self.keys if key < old.shape[-1]]
+        keys = [key for key in whole_numbers("key", self.keys) if key < old.shape[-1]]
         new = old.clone()
         new[..., keys] = float("-inf")
         return new
@@ -216,6 +246,13 @@ def part_of(activation: Tensor, name: str, index: int | None) -> Tensor:
     if index is None:
         return activation
     return activation.select(1 if is_attention_matrix(name) else 2, index)
+
+
+def _require(edit: Edit, field: str, kinds: Any, expected: str) -> None:
+    """Refuse an edit whose field holds something else, where it is made."""
+    given = getattr(edit, field)
+    if isinstance(given, bool) or not isinstance(given, kinds):
+        raise TypeError(f"the {field} of {type(edit).__name__} must be {expected}, not {given!r}")
 
 
 def _projected(x: Tensor, directions: Tensor) -> Tensor:

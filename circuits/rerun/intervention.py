@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from circuits import names as vocabulary
+from circuits.arguments import whole_numbers
 from circuits.components import (
     MLP,
     Attn,
@@ -28,6 +29,7 @@ from circuits.model import HookedGPT
 from circuits.rerun.edits import Cells, Edit
 from circuits.rerun.stages import Entry, entries
 from circuits.tokens import columns_of, token_span
+from circuits.validity import require_whole
 
 # Hook names whose third axis is heads ([batch pos head …]; [batch head query key] for scores and pattern).
 _QUERY_HEADS: tuple[str, ...] = ("hook_q_input", "attn.hook_q", "attn.hook_rot_q", "attn.hook_z", "attn.hook_result")
@@ -45,8 +47,8 @@ class Intervention:
             activation, everything else at what it adds to the stream; a block at all that it adds (0: the identity).
         edit: What to put there.
         positions: Positions counted over the real tokens of each row, negative ones from the last; or a mask of the
-            cells ``[batch pos]``. None: all.
-        rows: Rows of the batch; None: all.
+            cells ``[batch pos]``. None: all. An empty list, and a mask that marks no cell of any row, are refused.
+        rows: Rows of the batch; None: all. An empty list is refused.
         head: For hook names with a head axis, the one head to change (a key/value head for k and v).
     """
 
@@ -145,9 +147,11 @@ class Placer:
             size = next((size for tails, size in sizes.items() if name.endswith(tails)), None)
             if size is None:
                 raise ValueError(f"head {given.head} was given for {name}, which has no head axis")
-            if not 0 <= given.head < size:
-                raise IndexError(f"{name} has {size} heads (0 to {size - 1}), not head {given.head}")
-        return name, given.head, given.edit
+            head = require_whole(f"head of {name}", given.head, least=-(2**63))
+            if not 0 <= head < size:
+                raise IndexError(f"{name} has {size} heads (0 to {size - 1}), not head {head}")
+            return name, head, given.edit
+        return name, None, given.edit
 
     def _cells(self, given: Intervention) -> Bool[Tensor, "batch pos"] | None:
         if given.positions is None and given.rows is None:
@@ -164,25 +168,31 @@ class Placer:
         if given.positions is None:
             where[rows] = True
         elif isinstance(given.positions, Tensor):
-            if given.positions.shape != self.shape:
-                shapes = f"{list(given.positions.shape)}, expected {list(self.shape)}"
-                raise ValueError(f"the cells to change at {given.site} have shape {shapes}")
-            where[rows] = given.positions.to(where)[rows]
+            where[rows] = self._mask(given.positions, given.site)[rows]
+            if not bool(where.any()):
+                raise ValueError(f"the mask of the cells to change at {given.site} marks none: no position was given")
         else:
-            for position in _as_list(given.positions):
+            for position in whole_numbers("position", given.positions):
                 where[rows, columns_of(position, self.first[rows], self.last[rows], rows)] = True
         return None if bool(where.all()) else where
 
+    def _mask(self, given: Tensor, site: str | Component) -> Bool[Tensor, "batch pos"]:
+        if given.shape != self.shape:
+            raise ValueError(
+                f"the cells to change at {site} have shape {list(given.shape)}, expected {list(self.shape)}; positions "
+                "that hold for every row are given as a list"
+            )
+        cells = given.to(device=self.last.device, dtype=torch.bool)
+        if given.dtype != torch.bool and not bool((cells == given.to(self.last.device)).all()):
+            raise TypeError(f"the mask of the cells to change at {site} must hold only 0 and 1")
+        return cells
+
     def _indices(self, given: int | Sequence[int] | None, size: int, what: str) -> Tensor:
-        indices = list(range(size)) if given is None else _as_list(given)
+        indices = list(range(size)) if given is None else whole_numbers(what, given)
         for index in indices:
             if not -size <= index < size:
                 raise IndexError(f"{what} {index} is not in a batch of {size} {what}s")
         return torch.tensor([index % size for index in indices], device=self.last.device, dtype=torch.long)
-
-
-def _as_list(given: int | Sequence[int]) -> list[int]:
-    return [given] if isinstance(given, int) else [int(index) for index in given]
 
 
 # Field of BlockNames at which a component of a block is changed.

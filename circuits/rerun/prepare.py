@@ -31,12 +31,19 @@ def lanes_of(
     Raises:
         TypeError, KeyError, ValueError, IndexError: An intervention that this model and batch cannot have.
     """
+    if isinstance(interventions, Intervention | str) or not isinstance(interventions, Iterable):
+        raise TypeError(
+            "interventions must be a list of interventions, such as [Intervention('L0H1', Zero())], not "
+            f"{interventions!r}"
+        )
     placer = Placer(model, tokens, mask)
     frozen = frozen_names(model, freeze)
     stages = entries(model.config)
     kept = [Placed(name, stages[name], Keep()) for name in frozen]
     lanes, cones = [], _Cones(tokens)
     for number, given in enumerate(interventions):
+        if isinstance(given, str) or not isinstance(given, Intervention | Iterable):
+            raise TypeError(f"set {number} must be an Intervention or a list of them, not {given!r}")
         together = [given] if isinstance(given, Intervention) else list(given)
         lanes.append(_lane(number, tuple(map(placer, together)), kept, cones))
     return lanes
@@ -74,17 +81,29 @@ def _lane(number: int, placed: tuple[Placed, ...], kept: list[Placed], cones: _C
     return Lane(number, held + placed, entry, start, rows)
 
 
+def freeze_options(freeze: object) -> tuple[str, ...]:
+    """What a freeze option names: one of ``"patterns"`` and ``"norms"``, or several.
+
+    Raises:
+        TypeError: No option at all.
+        ValueError: An option that does not exist.
+    """
+    if not isinstance(freeze, Iterable):
+        raise TypeError(f"freeze must be {' or '.join(map(repr, FREEZES))}, or a list of them, not {freeze!r}")
+    options = (freeze,) if isinstance(freeze, str) else tuple(freeze)
+    for option in options:
+        if not isinstance(option, str) or option not in FREEZES:
+            raise ValueError(f"freeze option {option!r} is not one of {', '.join(map(repr, FREEZES))}")
+    return options
+
+
 def frozen_names(model: HookedGPT, freeze: Iterable[str]) -> list[str]:
     """The hook names that a freeze option holds at the clean run.
 
     Raises:
-        ValueError: An option that does not exist.
+        TypeError, ValueError: See `freeze_options`.
     """
-    options = [freeze] if isinstance(freeze, str) else list(freeze)
-    for option in options:
-        if option not in FREEZES:
-            raise ValueError(f"freeze option {option!r} is not one of {', '.join(map(repr, FREEZES))}")
-    wanted = tuple(FREEZES[option] for option in options)
+    wanted = tuple(FREEZES[option] for option in freeze_options(freeze))
     return [name for name in model.hook_names if wanted and name.endswith(wanted)]
 
 

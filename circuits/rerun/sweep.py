@@ -22,8 +22,9 @@ from circuits.rerun.cost import Cost, Scope, allowance, batches_of, forward_flop
 from circuits.rerun.engine import Changed, may_run_along, recompute, run_along
 from circuits.rerun.intervention import Intervened
 from circuits.rerun.layout import Lane
-from circuits.rerun.prepare import lanes_of, needs
+from circuits.rerun.prepare import freeze_options, lanes_of, needs
 from circuits.rerun.record import Record, fingerprint
+from circuits.rerun.requests import check_budget, check_executor, check_resume
 from circuits.tokens import check_mask, check_tokens
 
 # Beyond this many cells the matrix products of a batch run at full speed, and a larger one only leaves the caches.
@@ -140,10 +141,11 @@ class Sweep:
     ) -> None:
         if model.in_scope_of_hooks:
             raise ValueError("a sweep takes its interventions as arguments; leave the `with model.hooks(...)` block")
+        check_budget(budget)
         self.model, self.reader, self.labels = model, reader, list(labels)
         self.tokens = check_tokens(tokens, model.config)
         self.mask: Bool[Tensor, "batch pos"] | None = check_mask(attention_mask, self.tokens)
-        self.freeze = tuple(freeze)
+        self.freeze = freeze_options(freeze)
         self.lanes = lanes_of(model, self.tokens, self.mask, interventions, self.freeze)
         self.read = reader.positions(self.tokens, self.mask)
         self.scope = self._scope()
@@ -181,7 +183,11 @@ class Sweep:
         return Cost(len(self.lanes), len(self._batches), flops, forwards, memory)
 
     def prepared(self) -> Prepared:
-        """The clean run and what is measured on it, made once in each process."""
+        """The clean run and what is measured on it, made once by each copy of the sweep.
+
+        Jobs that run in this process share one copy. A job that was pickled for another process holds a copy of its
+        own, so there each job runs the clean pass again: other processes pay where batches are much more than that.
+        """
         with self._lock:
             if self._prepared is None:
                 clean, along = self._clean_run(needs(self.model, self.lanes))
@@ -207,15 +213,19 @@ class Sweep:
         """Run what is left to do.
 
         Args:
-            executor: Where the batches run; by default here, one after the other.
+            executor: Where the batches run; by default here, one after the other. In another process every batch runs
+                the clean pass too (see `prepared`); threads share this one's.
             progress: Show a progress bar on a terminal.
             resume: A file that keeps what is done, also when the run is interrupted; what it holds already is not run
                 again. None keeps nothing.
             title: What the progress bar says, before what it costs.
 
         Raises:
+            TypeError: What is no executor or names no file.
             ValueError: The file belongs to another sweep.
         """
+        check_executor(executor)
+        check_resume(resume)
         with torch.no_grad():
             clean = self.prepared().reading.clean
         record = Record(len(self.lanes), clean, resume, fingerprint(self) if resume else "")

@@ -106,7 +106,7 @@ def test_ablating_a_head_at_z_equals_ablating_its_result(method):
     if method == "mean":
         new = result.mean((0, 1), keepdim=True)
     elif method == "resample":
-        new = result[other_rows(4, torch.Generator().manual_seed(0))]
+        new = result[other_rows(tokens, torch.Generator().manual_seed(0))]
 
     def replace(activation, hook):
         activation[:, :, 1] = new
@@ -189,9 +189,26 @@ def test_mean_ablation_per_position_differs_from_one_mean():
 def test_resampling_never_takes_a_prompts_own_write():
     for batch in (2, 3, 7):
         for seed in range(20):
-            rows = other_rows(batch, torch.Generator().manual_seed(seed))
+            rows = other_rows(prompts(batch), torch.Generator().manual_seed(seed))
             assert sorted(rows.tolist()) == list(range(batch))
             assert (rows != torch.arange(batch)).all()
+
+
+def test_resampling_takes_no_duplicate_of_the_prompt_itself():
+    for copies, once in (([0, 0, 1, 1], True), ([0, 1, 0, 2, 1, 0, 3], True), ([0, 0, 0, 1, 2], False)):
+        tokens = prompts(4)[copies]
+        for seed in range(40):
+            rows = other_rows(tokens, torch.Generator().manual_seed(seed))
+            assert (tokens[rows] != tokens).any(1).all()
+            assert not once or sorted(rows.tolist()) == list(range(len(copies)))
+            assert torch.equal(rows, other_rows(tokens, torch.Generator().manual_seed(seed)))
+    drawn = {tuple(other_rows(prompts(4)[[0, 0, 1, 1]], torch.Generator().manual_seed(s)).tolist()) for s in range(40)}
+    assert len(drawn) > 1
+
+
+def test_prompts_that_are_all_the_same_are_not_resampled_from_each_other():
+    with pytest.raises(ValueError, match="all 3 prompts are the same, so there is none but row 0 itself"):
+        ablate(model_of(), prompts(1)[[0, 0, 0]], method="resample", progress=False)
 
 
 def test_resampling_from_a_constant_reference_is_its_mean():

@@ -25,6 +25,7 @@ from analysis.metrics import logit_diff, loss_per_prompt
 from analysis.uncertainty import false_discovery, sign_flip_p_values
 from circuits import MLP, Attn, Block, GPTConfig, Head, HookedGPT
 from circuits.attention import Attention
+from circuits.rerun.sweep import Sweep
 
 QUIET = {"progress": False}
 
@@ -190,6 +191,29 @@ def test_a_job_can_be_pickled_and_run_elsewhere():
         done, values = pickle.loads(pickle.dumps(job))()
         for (number, rows), row in zip(done, values, strict=True):
             assert torch.allclose(row[rows], here.values[number, rows], atol=1e-12)
+
+
+def test_jobs_of_one_process_share_a_clean_pass_and_pickled_ones_make_their_own(monkeypatch):
+    """What the docs of `Options.executor` and `Sweep.prepared` say."""
+    model, tokens = model_and_tokens()
+    passes = []
+    monkeypatch.setattr(Sweep, "_clean_run", counting(Sweep._clean_run, passes))
+    jobs = plan(model, tokens, [Head(0, 1), Head(1, 0), MLP(0)], "zero", "loss", {"budget": 80_000}).sweep.jobs
+    assert len(jobs) > 1
+    for job in jobs:
+        job()
+    assert len(passes) == 1
+    for job in jobs:
+        pickle.loads(pickle.dumps(job))()
+    assert len(passes) == 1 + len(jobs)
+
+
+def counting(function, calls):
+    def counted(*given):
+        calls.append(1)
+        return function(*given)
+
+    return counted
 
 
 def test_resampling_draws_the_same_whatever_the_batches():

@@ -196,6 +196,50 @@ def test_intervals_hold_the_means_and_losses_weight_tokens():
     assert (found.values_interval[:, 0] <= found.values).all()
 
 
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+def test_the_loss_is_that_of_the_clean_tokens_on_every_run(direction):
+    """So that patching everything gives 1, as the docs of `activation_patch` say."""
+    model, clean, corrupt, _ = setting("course")
+    options = {"metric": "loss", "by_position": False, "direction": direction, **QUIET}
+    found = activation_patch(model, clean, corrupt, "resid_post", **options)
+    losses = [loss_per_prompt(model(tokens), clean) for tokens in (corrupt, clean)]
+    base, source = losses if direction == "denoise" else losses[::-1]
+    assert torch.allclose(found.base, base, atol=1e-12)
+    assert torch.allclose(found.source, source, atol=1e-12)
+    assert not torch.allclose(losses[0], loss_per_prompt(model(corrupt), corrupt), atol=1e-3)
+    assert torch.allclose(found.values[-1], torch.ones((), dtype=torch.float64), atol=1e-9)
+    assert torch.allclose(found.effect[-1], source - base, atol=1e-12)
+    assert "loss (of predicting the clean prompts' tokens)" in found.title()
+
+
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+def test_the_loss_of_aligned_prompts_follows_the_clean_tokens(direction):
+    """The corrupt prompts have one token more, at column 5; behind it they go on with the clean ones."""
+    model, clean, _, _ = setting("course")
+    corrupt = torch.cat([clean[:, :5], (clean[:, 5:6] + 1) % 17, clean[:, 5:]], dim=1)
+    here = [*range(5), *range(6, 14)]  # the column of the corrupt prompt for each of the clean one
+    options = {"metric": "loss", "by_position": False, "alignment": here, "direction": direction, **QUIET}
+    found = activation_patch(model, clean, corrupt, "resid_post", **options)
+    losses = [loss_per_prompt(logits, clean) for logits in (model(corrupt)[:, here], model(clean))]
+    base, source = losses if direction == "denoise" else losses[::-1]
+    assert torch.allclose(found.base, base, atol=1e-12)
+    assert torch.allclose(found.source, source, atol=1e-12)
+    assert torch.allclose(found.effect[-1], source - base, atol=1e-12)
+
+
+def test_a_divergence_compares_the_positions_that_stand_for_each_other():
+    """The clean prompts are padded on the left and the corrupt ones on the right: their columns are not the same."""
+    model = architectures.make("rotary")
+    prompts, others = batches.random_prompts(model.config), batches.random_prompts(model.config, seed=3)
+    (clean, mask), (corrupt, other) = batches.pad(prompts, "left"), batches.pad(others, "right")
+    options = {"metric": "kl", "by_position": False, **QUIET}
+    mixed = activation_patch(model, clean, corrupt, "resid_post", clean_mask=mask, corrupt_mask=other, **options)
+    assert torch.allclose(mixed.effect[-1], mixed.source, atol=1e-10)
+    for row, (one, two) in enumerate(zip(prompts, others, strict=True)):
+        alone = activation_patch(model, one[None], two[None], "resid_post", **options)
+        assert torch.allclose(mixed.source[row], alone.source[0], atol=1e-10)
+
+
 def test_bad_requests_are_named():
     model, clean, corrupt, metric = setting("parallel_two_norms")
     cases = [

@@ -8,7 +8,7 @@ import compiled
 import pytest
 import torch
 
-from analysis.metrics import logit_diff
+from analysis.metrics import logit_diff, loss_per_prompt
 from analysis.patching import path_patch
 from circuits import MLP, Attn, Embed, Head, Neuron, PosEmbed
 from circuits.components import AttnBias
@@ -162,6 +162,39 @@ def test_left_padding_changes_no_edge():
     assert torch.allclose(found[0], found[1], atol=1e-10, equal_nan=True)
     alone = path_patch(model, prompts[1][None], others[1][None], **options).effect
     assert torch.allclose(found[0][:, :, 1:2], alone, atol=1e-10, equal_nan=True)
+
+
+def test_edges_of_which_none_can_exist_are_refused_with_the_first():
+    model, clean, corrupt = setting("course")
+    options = {"metric": logit_diff(3, 5), **QUIET}
+    with pytest.raises(ValueError, match=r"no edge that was asked for exists, the first being L1H0 → L0H1\.q"):
+        path_patch(model, clean, corrupt, [Head(1, 0), MLP(1)], [Head(0, 1), MLP(0)], **options)
+    some = path_patch(model, clean, corrupt, [Head(1, 0), Head(0, 0)], [Head(1, 1)], **options)
+    assert some.raw.isnan().tolist() == [[True] * 3, [False] * 3]
+
+
+def test_edges_between_two_runs_that_are_the_same_change_nothing():
+    model, clean, _ = setting("course")
+    found = path_patch(model, clean, clean.clone(), metric=logit_diff(3, 5), normalise=False, **QUIET)
+    assert found.raw[~found.raw.isnan()].tolist() == [0.0] * 27
+
+
+def test_the_loss_of_a_path_is_that_of_the_clean_tokens():
+    model, clean, corrupt = setting("course")
+    found = path_patch(model, clean, corrupt, [Embed()], ["logits"], metric="loss", **QUIET)
+    assert torch.allclose(found.base, loss_per_prompt(model(corrupt), clean), atol=1e-12)
+    assert torch.allclose(found.source, loss_per_prompt(model(clean), clean), atol=1e-12)
+    assert "of predicting the clean prompts' tokens" in found.title()
+
+
+def test_the_preview_shows_the_largest_edges_first():
+    model, clean, corrupt = setting("course")
+    found = path_patch(model, clean, corrupt, metric=logit_diff(3, 5), **QUIET)
+    shown = [line.split() for line in repr(found).splitlines() if " L0H" in line]
+    by_size = sorted((row for row in found.rows() if row["raw"] == row["raw"]), key=lambda row: -abs(row["raw"]))
+    assert [row[0] for row in shown] == [row["sender"] for row in by_size[:6]]
+    assert all(row["receiver"] in line for row, line in zip(by_size, shown, strict=False))
+    assert "the largest first" in found.title()
 
 
 def test_bad_edges_are_named():

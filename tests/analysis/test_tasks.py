@@ -179,7 +179,7 @@ def test_texts_without_a_tokenizer_and_empty_files_are_named(tmp_path):
 
 @pytest.mark.parametrize("task", [indirect_object, greater_than])
 def test_a_task_of_no_prompts_is_refused(task):
-    with pytest.raises(ValueError, match="at least 1 pair of prompts"):
+    with pytest.raises(ValueError, match="batch must be at least 1, not 0"):
         task(architectures.make("course"), batch=0, on_tokens=True)
 
 

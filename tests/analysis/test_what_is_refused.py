@@ -8,14 +8,21 @@ from small_models import small_model
 from unchecked import unchecked
 
 import analysis
+from analysis.ablation import ablate_all_but, ablate_in_order, knock_out_attention, reorder_blocks
 from analysis.composition import component_composition, composition_scores
 from analysis.geometry import head_diversity, stream_bandwidth
 from analysis.matching import match_heads
 from analysis.metrics import logit_diff
 from analysis.patterns import repeated_tokens
 from analysis.ranks import copying_scores, head_ranks, layer_ranks, score_ranks
-from analysis.tasks import repeated_tokens as repeated_pairs
-from analysis.uncertainty import bootstrap_interval
+from analysis.tasks import (
+    PromptPairs,
+    greater_than,
+    indirect_object,
+    read_pairs,
+    repeated_tokens as repeated_pairs,
+)
+from analysis.uncertainty import bootstrap_interval, false_discovery
 from circuits.full_circuits import full_ov, full_qk, singular_directions, top_entries
 from circuits.gauge import canonical, fibre_dimension, transform_ov, transform_qk
 from circuits.paths import expand_paths, expand_scores, expand_weights, virtual_head
@@ -173,6 +180,103 @@ def test_nan_in_the_matrix_of_a_path_is_named() -> None:
     ],
 )
 def test_a_number_or_a_name_of_the_wrong_kind_is_named(call, error, message) -> None:
+    model = small_model()
+    with unchecked(), pytest.raises(error, match=message):
+        call(model)
+
+
+POSITIONS = "positions must be a whole number or a list of them, not "
+ABLATE = [
+    ({"components": None}, TypeError, "components must be one of 'heads', .* or a list of them, not None"),
+    ({"components": 3.5}, TypeError, "components must be one of .*, not 3.5"),
+    ({"method": None}, TypeError, "method must be one of 'zero', 'mean', 'resample', not None"),
+    ({"executor": 4}, TypeError, "executor must be a concurrent.futures.Executor, .* not 4"),
+    ({"budget": "1GB"}, TypeError, r"budget \(bytes\) must be a whole number, not '1GB'"),
+    ({"budget": True}, TypeError, r"budget \(bytes\) must be a whole number, not True"),
+    ({"budget": -1}, ValueError, r"budget \(bytes\) must be at least 1, not -1"),
+    ({"budget": 0}, ValueError, r"budget \(bytes\) must be at least 1, not 0"),
+    ({"seed": "x"}, TypeError, "seed must be a whole number, not 'x'"),
+    ({"level": "x"}, TypeError, "level must be a number between 0 and 1, not 'x'"),
+    ({"level": 95}, ValueError, "level must lie between 0 and 1, not 95"),
+    ({"resume": 3}, TypeError, "resume must be the path of a file, or None, not 3"),
+    ({"progress": "no"}, TypeError, "progress must be True or False, not 'no'"),
+    ({"per_position": 1}, TypeError, "per_position must be True or False, not 1"),
+    ({"pairs": "yes"}, TypeError, "pairs must be True or False, not 'yes'"),
+    ({"freeze": 3}, TypeError, "freeze must be 'patterns' or 'norms', or a list of them, not 3"),
+    ({"positions": "all"}, TypeError, f"{POSITIONS}'all'"),
+    ({"positions": 1.5}, TypeError, f"{POSITIONS}1.5"),
+    ({"positions": [0, 1.5]}, TypeError, "position must be a whole number, not 1.5"),
+    ({"positions": True}, TypeError, "position must be a whole number, not True"),
+    ({"positions": torch.tensor([0.5])}, ValueError, r"have shape \[1\], expected \[2, 5\]"),
+    ({"positions": torch.full((2, 5), 0.5)}, TypeError, "must hold only 0 and 1"),
+    ({"positions": []}, ValueError, "no position was given"),
+    ({"positions": torch.zeros(2, 5, dtype=torch.bool)}, ValueError, "L0H0 marks none: no position was given"),
+    ({"reference": "text"}, TypeError, "expected token ids"),
+    ({"reference_mask": torch.ones(2, 5)}, ValueError, "reference_mask was given without reference"),
+    ({"method": "resample", "attention_mask": 3.5}, TypeError, "attention_mask must be a tensor of 0 and 1, not float"),
+    ({"metric": logit_diff(1, 2, -9)}, IndexError, "position -9 is not in row 0"),
+]
+PATCH = [
+    ({"site": ["head"]}, ValueError, "site .* is not one of"),
+    ({"by_position": None}, TypeError, "by_position must be True or False, not None"),
+    ({"normalise": "no"}, TypeError, "normalise must be True or False, not 'no'"),
+    ({"alignment": "x"}, TypeError, "alignment must hold columns of corrupt, not 'x'"),
+    ({"alignment": [0.0] * 5}, TypeError, "alignment must hold columns of corrupt, which are whole numbers"),
+    *[case for case in ABLATE if set(case[0]) <= {"executor", "budget", "seed", "level", "resume", "freeze"}],
+]
+PATHS = [
+    ({"senders": 3.5}, TypeError, "senders must be 'heads', .* not 3.5"),
+    ({"receivers": None}, TypeError, "receivers must be 'heads', .* not None"),
+    ({"receivers": []}, ValueError, "receivers must be 'heads', .* not "),
+    ({"inputs": 3}, TypeError, "inputs of heads must be a list of q, k, v, not 3"),
+    *PATCH[-9:],
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), ABLATE)
+def test_an_argument_of_ablate_that_can_mean_nothing_is_named(options, error, message) -> None:
+    model = small_model()
+    with unchecked(), pytest.raises(error, match=message):
+        analysis.ablate(model, TOKENS, **{"progress": False, **options})
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "error", "message"),
+    [(analysis.activation_patch, *case) for case in PATCH] + [(analysis.path_patch, *case) for case in PATHS],
+)
+def test_an_argument_of_patching_that_can_mean_nothing_is_named(call, options, error, message, tmp_path) -> None:
+    model = small_model()
+    with unchecked(), pytest.raises(error, match=message):
+        call(model, TOKENS, TOKENS.flip(1), **{"metric": METRIC, "progress": False, **options})
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m: reorder_blocks(m, TOKENS, [1, 0]), TypeError, r"a list of orders, .* \[\[1, 0\]\]; 1 is no order"),
+        (lambda m: reorder_blocks(m, TOKENS, "10"), TypeError, "orders must be a list of orders, .* not '10'"),
+        (lambda m: reorder_blocks(m, TOKENS, [[1, 0.5]]), TypeError, "layer must be a whole number, not 0.5"),
+        (lambda m: reorder_blocks(m, TOKENS, [[1, 0]], level="x"), TypeError, "level must be a number"),
+        (lambda m: ablate_in_order(m, TOKENS, None), TypeError, "order must be one of .* not None"),
+        (lambda m: ablate_all_but(m, TOKENS, 2), TypeError, "kept must be one of .* not 2"),
+        (lambda m: knock_out_attention(m, TOKENS, 1.5), TypeError, "keys must be a whole number .* not 1.5"),
+        (lambda m: knock_out_attention(m, TOKENS, True), TypeError, "key must be a whole number, not True"),
+        (lambda m: knock_out_attention(m, TOKENS, []), ValueError, "no key was given"),
+        (lambda m: knock_out_attention(m, TOKENS, 1, []), ValueError, "no position was given"),
+        (lambda m: logit_diff(1.5, 2), TypeError, "correct must be token ids, which are whole numbers, not 1.5"),
+        (lambda m: logit_diff(1, torch.tensor([2.0])), TypeError, "wrong must be token ids, which are whole numbers"),
+        (lambda m: logit_diff(None, 2), TypeError, "correct must be a token id, or one for each prompt, not None"),
+        (lambda m: logit_diff(1, 2, 0.5), TypeError, "position must be a whole number, not 0.5"),
+        (lambda m: logit_diff([1, 2], [3, 4, 5]), ValueError, r"correct has shape \[2\] and wrong \[3\]"),
+        (lambda m: indirect_object(m, batch=2.5), TypeError, "batch must be a whole number, not 2.5"),
+        (lambda m: greater_than(m, length="x"), TypeError, "length must be a whole number, not 'x'"),
+        (lambda m: repeated_pairs(m, 3.5), TypeError, "n must be a whole number, not 3.5"),
+        (lambda m: read_pairs(3), TypeError, "path must be that of a file of pairs, not 3"),
+        (lambda m: PromptPairs("x", TOKENS, TOKENS, 1, TOKENS[0]), TypeError, "correct of a PromptPairs must be"),
+        (lambda m: false_discovery(torch.ones(2), "x"), TypeError, "the false-discovery rate must be a number"),
+    ],
+)
+def test_what_an_intervention_cannot_be_given_is_named(call, error, message) -> None:
     model = small_model()
     with unchecked(), pytest.raises(error, match=message):
         call(model)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings, strategies as st
 from torch import Tensor
+from unchecked import unchecked
 
 from circuits import MLP, Attn, AttnBias, Block, Embed, Head, Neuron, PosEmbed
 from circuits.components import MLPBias
@@ -381,6 +382,85 @@ BAD = {
     "shape": (Intervention("L0H1", Put(torch.zeros(3))), ValueError, r"shape \[.*\] at the cells to change"),
     "cut": (Intervention("L0H1", CutKeys([0])), ValueError, "CutKeys edits attention scores"),
 }
+
+
+SCORES = "blocks.0.attn.hook_attn_scores"
+# Of the wrong kind: (what to make an intervention from, error, message).
+MEANINGLESS = {
+    "positions of text": (
+        lambda: Intervention("L0H1", Zero(), "all"),
+        TypeError,
+        "positions must be a whole number or",
+    ),
+    "position 1.5": (
+        lambda: Intervention("L0H1", Zero(), [1.5]),
+        TypeError,
+        "position must be a whole number, not 1.5",
+    ),
+    "no position": (lambda: Intervention("L0H1", Zero(), []), ValueError, "no position was given"),
+    "empty mask": (
+        lambda: Intervention("L0H1", Zero(), torch.zeros(batches.BATCH, batches.POS, dtype=torch.bool)),
+        ValueError,
+        "at L0H1 marks none: no position was given",
+    ),
+    "no row": (lambda: Intervention("L0H1", Zero(), rows=[]), ValueError, "no row was given"),
+    "rows of text": (lambda: Intervention("L0H1", Zero(), rows="a"), TypeError, "rows must be a whole number or"),
+    "head of text": (
+        lambda: Intervention("blocks.0.attn.hook_z", Zero(), head="a"),
+        TypeError,
+        "head of blocks.0.*'a'",
+    ),
+    "put": (lambda: Put(0.5), TypeError, "the value of Put must be a tensor, not 0.5"),
+    "from": (lambda: From(None), TypeError, "the cache of From must be an ActivationCache, not None"),
+    "scale": (lambda: Scale("x"), TypeError, "the factor of Scale must be a number or a tensor, not 'x'"),
+    "add": (lambda: Add(None), TypeError, "the direction of Add must be a tensor, not None"),
+    "coefficient": (lambda: Add(torch.ones(5), "x"), TypeError, "the coefficient of Add must be a number, not 'x'"),
+    "project": (lambda: ProjectOut([1.0]), TypeError, "the directions of ProjectOut must be a tensor"),
+    "within": (lambda: Within(torch.ones(5), 1), TypeError, "the value of Within must be a tensor or"),
+    "apply": (lambda: Apply(3), TypeError, "the function of Apply must be a function, not 3"),
+    "no key": (lambda: Intervention(SCORES, CutKeys([])), ValueError, "no key was given"),
+    "key -1": (lambda: Intervention(SCORES, CutKeys([-1])), ValueError, "columns of the prompts, from 0 on, not -1"),
+}
+
+
+@pytest.mark.parametrize("case", MEANINGLESS)
+def test_what_an_intervention_cannot_mean_is_refused_by_name(case: str) -> None:
+    make, error, message = MEANINGLESS[case]
+    model, _ = _model("course")
+    with unchecked(), pytest.raises(error, match=message):
+        rerun(model, batches.random_tokens(model.config), [make()])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "interventions must be a list of interventions, .* not None"),
+        (Intervention("L0H1", Zero()), "interventions must be a list of interventions"),
+        ([3.5], "set 0 must be an Intervention or a list of them, not 3.5"),
+        (["L0H1"], "set 0 must be an Intervention or a list of them, not 'L0H1'"),
+    ],
+)
+def test_what_is_no_list_of_interventions_is_refused(given: Any, message: str) -> None:
+    model, _ = _model("course")
+    with unchecked(), pytest.raises(TypeError, match=message):
+        rerun(model, batches.random_tokens(model.config), given)
+
+
+def test_one_name_freezes_like_a_list_of_one() -> None:
+    model, _ = _model("course")
+    tokens, sets = batches.random_tokens(model.config), [Intervention("L0H1", Zero())]
+    assert torch.equal(rerun(model, tokens, sets, freeze="norms"), rerun(model, tokens, sets, freeze=["norms"]))
+
+
+def test_a_mask_may_leave_a_prompt_alone() -> None:
+    model, _ = _model("course")
+    tokens = batches.random_tokens(model.config)
+    mask = torch.zeros(tokens.shape, dtype=torch.bool)
+    mask[1:, 5] = True
+    changed = rerun(model, tokens, [Intervention("L0H1", Zero(), mask)])[0]
+    clean = model(tokens).detach()
+    torch.testing.assert_close(changed[0], clean[0], rtol=0, atol=1e-12)
+    assert all(not torch.allclose(changed[row], clean[row], atol=1e-6) for row in range(1, len(tokens)))
 
 
 @pytest.mark.parametrize("case", BAD)
