@@ -18,6 +18,7 @@ from analysis.metrics import Metric, as_metric
 from analysis.patching.pairs import Pair, paired
 from analysis.patching.result import KINDS, Patching, summed_up
 from analysis.patching.runs import both_runs, reader_of, source_value, weights_of
+from analysis.readings import ReadMetric
 from circuits.arguments import require_model
 from circuits.config import GPTConfig
 from circuits.model import HookedGPT
@@ -26,7 +27,7 @@ from circuits.rerun import Intervention, Put
 from circuits.rerun.clean import Clean
 from circuits.rerun.edits import is_attention_matrix, part_of
 from circuits.rerun.stages import clean_names, entries
-from circuits.rerun.sweep import Sweep
+from circuits.rerun.sweep import Outcome, Sweep
 from circuits.validity import require_flag
 
 
@@ -170,7 +171,7 @@ def activation_patch(
 def measured_patches(
     model: HookedGPT,
     pair: Pair,
-    sets: Sequence[Intervention | Sequence[Intervention]],
+    sets: Sequence[Intervention],
     labels: Sequence[str],
     counted: Bool[Tensor, "patch batch"],
     metric: Metric,
@@ -180,28 +181,9 @@ def measured_patches(
 ) -> dict[str, Any]:
     """Run patches of the base run and sum them up, as the fields of a result with these axes."""
     reader = reader_of(metric, pair)
-    acting = [i for i, given in enumerate(sets) if _acts(given)]  # the others leave the run as it is
-    sweep = Sweep(
-        model,
-        pair.base.tokens,
-        [sets[i] for i in acting],
-        reader,
-        [labels[i] for i in acting],
-        attention_mask=pair.base.mask,
-        freeze=options.get("freeze", ()),
-        budget=options.get("budget"),
-        clean=runs[0],
-    )
     source = source_value(metric, pair, *runs, reader)
-    outcome = sweep.run(
-        executor=options.get("executor"),
-        progress=options.get("progress", True),
-        resume=options.get("resume"),
-        title="patch",
-    )
-    change = outcome.clean.new_zeros(counted.shape)
-    change[acting] = outcome.values - outcome.clean
-    effect = torch.where(counted, change, float("nan"))
+    outcome = _patched(model, pair, sets, labels, reader, runs[0], options)
+    effect = torch.where(counted, outcome.values - outcome.clean, float("nan"))
     weight = weights_of(metric, pair, reader)
     level = options.get("level", 0.95)
     summary = summed_up(
@@ -218,6 +200,41 @@ def measured_patches(
     return {**summary.laid_out(*shape), **named, "effect": effect.reshape(*shape, -1)}
 
 
+def _patched(
+    model: HookedGPT,
+    pair: Pair,
+    sets: Sequence[Intervention],
+    labels: Sequence[str],
+    reader: ReadMetric,
+    base: Clean,
+    options: PatchOptions,
+) -> Outcome:
+    """The metric under every patch; one at a position where no prompt differs leaves the run as it is."""
+    masks = {id(given.positions): given.positions for given in sets}
+    somewhere = {key: not isinstance(mask, Tensor) or bool(mask.any()) for key, mask in masks.items()}
+    acting = [i for i, given in enumerate(sets) if somewhere[id(given.positions)]]
+    sweep = Sweep(
+        model,
+        pair.base.tokens,
+        [sets[i] for i in acting],
+        reader,
+        [labels[i] for i in acting],
+        attention_mask=pair.base.mask,
+        freeze=options.get("freeze", ()),
+        budget=options.get("budget"),
+        clean=base,
+    )
+    outcome = sweep.run(
+        executor=options.get("executor"),
+        progress=options.get("progress", True),
+        resume=options.get("resume"),
+        title="patch",
+    )
+    values = outcome.clean.repeat(len(sets), 1)
+    values[acting] = outcome.values
+    return Outcome(outcome.clean, values)
+
+
 def check_options(options: PatchOptions) -> None:
     """Refuse an option that there is not, and a value that cannot mean anything.
 
@@ -225,12 +242,6 @@ def check_options(options: PatchOptions) -> None:
         TypeError, ValueError: See `analysis.options.check_options`.
     """
     asked.check_options(options, PatchOptions.__annotations__, "patching")
-
-
-def _acts(given: Intervention | Sequence[Intervention]) -> bool:
-    """Whether any cell changes: a position at which no prompt differs is patched nowhere."""
-    together = [given] if isinstance(given, Intervention) else given
-    return any(not isinstance(one.positions, Tensor) or bool(one.positions.any()) for one in together)
 
 
 def _paired(model: HookedGPT, clean: Tensor, corrupt: Tensor, direction: str, options: PatchOptions) -> Pair:

@@ -54,20 +54,20 @@ def _clean_successors(pair: Pair) -> NextTokens:
 
 
 def source_value(metric: Metric, pair: Pair, base: Clean, source: Clean, reader: ReadMetric) -> Float[Tensor, " batch"]:
-    """The metric on the run patched from; a divergence is that from the base run.
+    """The metric on the run patched from; a divergence is that from the base run, where both have a position.
 
     Raises:
         ValueError: A divergence between runs of different lengths.
     """
+    laid_out = torch.where(pair.there[..., None], pair.aligned(source.final), base.final)
     if isinstance(metric, Loss):
-        laid_out = torch.where(pair.there[..., None], pair.aligned(source.final), base.final)
         return reader.bind(replace(base, final=laid_out), PATCHED_FROM).clean
     if not isinstance(metric, KL):
         return ReadMetric(metric).bind(source, PATCHED_FROM).clean
     if base.tokens.shape != source.tokens.shape:
         lengths = f"{base.tokens.shape[1]} and {source.tokens.shape[1]}"
         raise ValueError(f"a divergence between runs of {lengths} positions is not defined")
-    logits = [base.model.unembed_normalised(final) for final in (base.final, pair.aligned(source.final))]
+    logits = [base.model.unembed_normalised(final) for final in (base.final, laid_out)]
     return kl_divergence(logits[0], logits[1], base.mask)
 
 

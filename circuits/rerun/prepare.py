@@ -42,11 +42,15 @@ def lanes_of(
     kept = [Placed(name, stages[name], Keep()) for name in frozen]
     lanes, cones = [], _Cones(tokens)
     for number, given in enumerate(interventions):
-        if isinstance(given, str) or not isinstance(given, Intervention | Iterable):
-            raise TypeError(f"set {number} must be an Intervention or a list of them, not {given!r}")
-        together = [given] if isinstance(given, Intervention) else list(given)
+        together = [given] if isinstance(given, Intervention) else _listed(number, given)
         lanes.append(_lane(number, tuple(map(placer, together)), kept, cones))
     return lanes
+
+
+def _listed(number: int, given: object) -> list[Intervention]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"set {number} must be an Intervention or a list of them, not {given!r}")
+    return list(given)
 
 
 class _Cones:

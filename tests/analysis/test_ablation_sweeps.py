@@ -151,6 +151,8 @@ def test_frozen_patterns_and_norms_leave_the_effect_through_values():
     assert torch.allclose(-(centred / cache["ln_final.hook_scale"][:, -1]) @ direction, found.effect[0], atol=1e-12)
     total = ablate(model, tokens, [Head(1, 1)], metric=metric, **QUIET)
     assert not torch.allclose(found.effect, total.effect, atol=1e-3)
+    one, listed = (ablate(model, tokens, freeze=freeze, **QUIET) for freeze in ("norms", ["norms"]))
+    assert torch.equal(one.effect, listed.effect)
     with pytest.raises(ValueError, match="freeze option 'pattern' is not one of"):
         ablate(model, tokens, freeze=["pattern"], **QUIET)
 
