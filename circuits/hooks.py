@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -97,6 +98,10 @@ class Tap:
     """One pass's view of its `Hooks`: every named activation flows through it."""
 
     __slots__ = ("_capture", "_edits", "_touched", "captured", "grad")
+
+    # Whether values that nobody else sees may be written over. Only where the pass is known not to be differentiated,
+    # vectorised or traced: transforms of `torch.func` do not take kindly to it.
+    in_place: ClassVar[bool] = False
 
     def __init__(self, hooks: Hooks = NO_HOOKS) -> None:
         self._edits = hooks.edits

@@ -205,7 +205,7 @@ class MLPLayer(nn.Module):
         up = linear(x, self.up.weight, self.up.bias)
         gate = None if self.gate is None else linear(x, self.gate.weight)
         differentiated = up.requires_grad or (gate is not None and gate.requires_grad)
-        own = not (differentiated or tap.touches(names.pre, names.pre_linear))  # nobody else will look at them
+        own = tap.in_place and not (differentiated or tap.touches(names.pre, names.pre_linear))
         if gate is None:
             return activation(tap(names.pre, up), self.act, own)
         post = activation(tap(names.pre, gate), self.act, own)

@@ -8,12 +8,21 @@ against the same modules in plain PyTorch.)
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
+
+
+def _mkl_holds_back() -> bool:
+    """Whether MKL leaves AVX-512 unused on this processor."""
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+        return False
+    processor: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older releases do not tell
+    return bool(processor.get("avx512_f")) and "AMD" in str(processor.get("cpu_name"))
+
+
+_PREFERS_ONEDNN = _mkl_holds_back()
 
 # From here on the quicker sums pay for rearranging the weight (which a backward pass does twice): rows, multiply-adds.
 _ROWS, _ROWS_WITH_GRADIENT = 48, 256
@@ -24,7 +33,7 @@ def linear(
     x: Float[Tensor, "*batch d_in"], weight: Float[Tensor, "d_out d_in"], bias: Float[Tensor, " d_out"] | None = None
 ) -> Float[Tensor, "*batch d_out"]:
     """``X Wᵀ + b``, as `torch.nn.functional.linear`."""
-    if x.numel() * weight.shape[0] < _MULTIPLY_ADDS or not (_mkl_holds_back() and _pays(x, weight)):
+    if not _PREFERS_ONEDNN or x.numel() * weight.shape[0] < _MULTIPLY_ADDS or not _pays(x, weight):
         return F.linear(x, weight, bias)
     d_out, d_in = weight.shape
     image = x.reshape(1, 1, -1, d_in).permute(0, 3, 1, 2)  # one row of pixels, its channels last
@@ -33,18 +42,10 @@ def linear(
 
 
 def _pays(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN is the quicker for a product of some size."""
-    if not (x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu" and torch.backends.mkldnn.enabled):
+    """Whether oneDNN is the quicker for a product of some size; a compiler chooses its kernels by itself."""
+    if torch.compiler.is_compiling() or not torch.backends.mkldnn.enabled:
+        return False
+    if not (x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu" and weight.is_contiguous()):
         return False
     differentiated = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    rows = x.numel() // x.shape[-1]
-    return rows >= (_ROWS_WITH_GRADIENT if differentiated else _ROWS) and weight.is_contiguous()
-
-
-@lru_cache(maxsize=1)
-def _mkl_holds_back() -> bool:
-    """Whether MKL leaves AVX-512 unused here."""
-    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
-        return False
-    processor: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older releases do not tell
-    return bool(processor.get("avx512_f")) and "AMD" in str(processor.get("cpu_name"))
+    return x.numel() // x.shape[-1] >= (_ROWS_WITH_GRADIENT if differentiated else _ROWS)

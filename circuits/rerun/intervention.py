@@ -26,7 +26,7 @@ from circuits.components import (
     check_component,
 )
 from circuits.model import HookedGPT
-from circuits.rerun.edits import Cells, Edit
+from circuits.rerun.edits import Cells, Edit, From, Within
 from circuits.rerun.stages import Entry, entries
 from circuits.tokens import columns_of, token_span
 from circuits.validity import require_whole
@@ -219,6 +219,12 @@ def _component_site(component: Component, model: HookedGPT, edit: Edit) -> tuple
             raise ValueError(f"{component} cannot be changed by itself: a norm stands between it and the stream")
         bias = block.attn.b_O if isinstance(component, AttnBias) else block.mlp and block.mlp.b_out
         assert isinstance(bias, Tensor)
+        cached = isinstance(edit, From) or (isinstance(edit, Within) and not isinstance(edit.value, Tensor))
+        if cached or not (edit.pointwise and edit.acts):
+            raise ValueError(
+                f"{component} is a parameter, the same in every run and at every position: it takes a value, a scaling "
+                f"or a direction, not {type(edit).__name__}"
+            )
         edit = _Bias(bias.detach(), edit)
     index = component.head if isinstance(component, Head) else getattr(component, "index", None)
     return getattr(block.names, _FIELDS[type(component)]), index, edit

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +16,7 @@ from torch import Tensor
 from circuits.rerun.layout import Lane
 
 if TYPE_CHECKING:
-    from circuits.rerun.sweep import Sweep
+    pass
 
 _SECONDS_BETWEEN_WRITES = 5.0
 _KIND = "sweep"
@@ -88,67 +86,3 @@ class Record:
         if metadata.get("kind") != _KIND:
             raise ValueError(f"{path} is not the record of a sweep")
         raise ValueError(f"{path} keeps another sweep: of another model, prompts, interventions or metric")
-
-
-def fingerprint(sweep: Sweep) -> str:
-    """A digest of everything that decides a sweep's values: weights, prompts, interventions and what is measured."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(repr(sweep.model.config).encode())
-    for name, tensor in sweep.model.state_dict().items():
-        digest.update(name.encode())
-        _add(digest.update, tensor)
-    _add(digest.update, sweep.tokens)
-    if sweep.mask is not None:
-        _add(digest.update, sweep.mask)
-    _add_value(digest.update, sweep.reader)
-    for lane, label in zip(sweep.lanes, sweep.labels, strict=True):
-        digest.update(label.encode())
-        for placed in lane.placed:
-            _add_value(digest.update, placed)
-    return digest.hexdigest()
-
-
-def _add_value(digest: Callable[[bytes], object], value: object) -> None:
-    """A value by its content: tensors by numbers, small objects by attributes, functions by name and code."""
-    if isinstance(value, Tensor):
-        _add(digest, value)
-    elif isinstance(value, list | tuple | frozenset):
-        for item in value:
-            _add_value(digest, item)
-    elif callable(value) and hasattr(value, "__qualname__"):
-        digest(f"{value.__module__}.{value.__qualname__}".encode())
-        if isinstance(value, FunctionType):
-            _add_function(digest, value)
-    elif hasattr(value, "__dataclass_fields__"):
-        digest(type(value).__qualname__.encode())
-        for field in value.__dataclass_fields__:
-            digest(field.encode())
-            _add_value(digest, getattr(value, field))
-    else:
-        digest(repr(value).encode())
-
-
-def _add_function(digest: Callable[[bytes], object], function: FunctionType) -> None:
-    """What tells functions of one name apart: their code, their defaults and the constants that they close over."""
-    digest(function.__code__.co_code)
-    digest(repr([c for c in function.__code__.co_consts if not isinstance(c, CodeType | frozenset)]).encode())
-    digest(repr(function.__code__.co_names).encode())
-    cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
-    for held in [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells]:
-        # Anything else may change while it is used, or be told by its address, which differs in the next process.
-        if isinstance(held, Tensor | bool | int | float | str | None):
-            _add_value(digest, held)
-
-
-def _is_empty(cell: CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018  # asking is the only way to know
-    except ValueError:
-        return True
-    return False
-
-
-def _add(digest: Callable[[bytes], object], tensor: Tensor) -> None:
-    flat = tensor.detach().cpu().contiguous().flatten()
-    digest(f"{tensor.dtype} {list(tensor.shape)}".encode())
-    digest(flat.view(torch.uint8).numpy().tobytes())

@@ -20,10 +20,11 @@ from circuits.model import HookedGPT
 from circuits.rerun.clean import Clean, clean_pass
 from circuits.rerun.cost import Cost, Scope, allowance, batches_of, forward_flops
 from circuits.rerun.engine import Changed, may_run_along, recompute, run_along
+from circuits.rerun.fingerprint import fingerprint
 from circuits.rerun.intervention import Intervened
 from circuits.rerun.layout import Lane
 from circuits.rerun.prepare import freeze_options, lanes_of, needs
-from circuits.rerun.record import Record, fingerprint
+from circuits.rerun.record import Record
 from circuits.rerun.requests import check_budget, check_executor, check_resume
 from circuits.tokens import check_mask, check_tokens
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -83,6 +84,8 @@ class LaneTap(Tap):
     """
 
     __slots__ = ("_by_name", "_captured", "_layouts", "_own", "before_block")
+
+    in_place: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -228,6 +231,12 @@ def _edit_view(view: Tensor, placed: Placed, rows: Tensor, columns: Tensor, capt
         i = hit.any(1).nonzero()[:, 0]
         if not len(i):
             return
+        counts = hit[i].sum(1)
+        if bool((counts != counts[0]).any()):
+            raise ValueError(
+                f"the function on {placed.name} is given [row position …], so it needs as many positions in every row; "
+                f"the intervention names {counts.tolist()}"
+            )
         j = torch.stack([hit[row].nonzero()[:, 0] for row in i])
         old = view[i[:, None], j]
         own = (columns.expand(hit.shape))[i[:, None], j]

@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import pickle
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import architectures
 import batches
@@ -229,11 +230,11 @@ def test_resampling_draws_the_same_whatever_the_batches():
 
 def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path):
     model, tokens = model_and_tokens()
-    file, calls = tmp_path / "sweep.safetensors", []
+    file, seen = tmp_path / "sweep.safetensors", SimpleNamespace(calls=0)
 
     def interrupted(logits):
-        calls.append(1)
-        if len(calls) == 4:
+        seen.calls += 1
+        if seen.calls == 4:
             raise KeyboardInterrupt
         return logits[:, -1, 3]
 
@@ -242,9 +243,9 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path):
         ablate(model, tokens, metric=interrupted, **options)
     found = ablate(model, tokens, metric=interrupted, **options)
     assert torch.allclose(found.effect, ablate(model, tokens, metric=lambda z: z[:, -1, 3], **QUIET).effect)
-    before = len(calls)
+    before = seen.calls
     ablate(model, tokens, metric=interrupted, **options)
-    assert len(calls) == before + 1  # the clean run only
+    assert seen.calls == before + 1  # the clean run only
     with pytest.raises(ValueError, match="keeps another sweep"):
         ablate(model, tokens.flip(0), metric=interrupted, **options)
     file.write_bytes(b"nothing of the kind")

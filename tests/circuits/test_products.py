@@ -27,7 +27,7 @@ def convolutions(monkeypatch):
         seen.append(tuple(image.shape))
         return original(image, weight, bias)
 
-    monkeypatch.setattr(products, "_mkl_holds_back", lambda: True)
+    monkeypatch.setattr(products, "_PREFERS_ONEDNN", True)
     monkeypatch.setattr(F, "conv2d", counted)
     return seen
 
@@ -117,6 +117,21 @@ def test_onednn_switched_off_is_not_used(convolutions):
         given = made(*LARGE[0])
         assert torch.equal(products.linear(*given), F.linear(*given))
     assert convolutions == []
+
+
+_COMPILED = """
+import torch
+from circuits import products
+products._PREFERS_ONEDNN = True
+found = torch._dynamo.explain(lambda x, w: products.linear(x, w))(torch.randn(512, 128), torch.randn(256, 128))
+print(found.graph_count, found.graph_break_count)
+"""
+
+
+def test_a_compiler_is_left_to_choose():
+    """A break of the graph at every product would cost more than any kernel wins. (Apart from the checks of shapes.)"""
+    done = subprocess.run([sys.executable, "-c", _COMPILED], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "0"]
 
 
 _FAULTS = """

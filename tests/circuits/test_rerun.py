@@ -25,6 +25,7 @@ from circuits.rerun import (
     CutKeys,
     From,
     Intervention,
+    Keep,
     ProjectOut,
     Put,
     Scale,
@@ -478,3 +479,45 @@ def test_hooks_of_an_enclosing_block_are_refused_not_ignored() -> None:
         pytest.raises(ValueError, match="takes its interventions as arguments"),
     ):
         rerun(model, batches.random_tokens(model.config), [Intervention("L0H1", Zero())])
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [Apply(lambda x: x - x.mean(1, keepdim=True)), Keep(), "from", "within"],
+    ids=["function", "keep", "from", "within"],
+)
+def test_a_bias_takes_no_edit_that_is_of_a_run(edit: Any) -> None:
+    model, tokens = architectures.make("all_biases"), batches.random_tokens(architectures.config("all_biases"))
+    cache = model.run_with_cache(tokens)[1].detach()
+    edits = {"from": From(cache), "within": Within(torch.ones(model.config.d_model), cache)}
+    with pytest.raises(ValueError, match="is a parameter, the same in every run and at every position"):
+        rerun(model, tokens, [Intervention(AttnBias(1), edits.get(edit, edit) if isinstance(edit, str) else edit)])
+
+
+def test_a_function_wants_as_many_positions_in_every_row() -> None:
+    model, _ = _model("course")
+    tokens = batches.random_tokens(model.config)
+    where = torch.zeros(tokens.shape, dtype=torch.bool)
+    where[0, 2], where[1, 3:5] = True, True
+    with pytest.raises(ValueError, match=r"as many positions in every row; the intervention names \[1, 2\]"):
+        rerun(model, tokens, [Intervention(block_names(0).resid_mid, Apply(lambda x: 2 * x), where)])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch.func's own
+@pytest.mark.parametrize("act", ["relu", "gelu"])
+def test_a_pass_outside_the_engine_writes_over_nothing(act: str) -> None:
+    """Transforms of torch.func refuse it: one parameter in many versions, and forward under reverse mode."""
+    config = architectures.config("course").replace(gated_mlp=True, act=act, attn_softcap=5.0)
+    model = HookedGPT(config).double()
+    tokens = batches.random_tokens(config)
+    params = {name: value.detach() for name, value in model.named_parameters()}
+    name = "blocks.0.mlp.up.weight"
+
+    def loss(value: Tensor) -> Tensor:
+        return torch.func.functional_call(model, {**params, name: value}, (tokens,)).square().mean()
+
+    versions = torch.stack([params[name], 2 * params[name]])
+    apart = torch.stack([loss(value) for value in versions])
+    assert torch.allclose(torch.func.vmap(loss)(versions), apart, atol=1e-12)
+    along = torch.func.grad(lambda value: torch.func.jvp(loss, (value,), (torch.ones_like(value),))[1])
+    assert along(params[name]).isfinite().all()
