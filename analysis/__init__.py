@@ -12,7 +12,14 @@ from circuits._lazy import attach
 
 # A public name stands twice, once for type checkers and once for the interpreter; a test holds the two lists equal.
 if TYPE_CHECKING:
-    from analysis.ablation import ablate as ablate
+    from analysis.ablation import (
+        ablate as ablate,
+        ablate_all_but as ablate_all_but,
+        ablate_in_order as ablate_in_order,
+        knock_out_attention as knock_out_attention,
+        plan as plan,
+        reorder_blocks as reorder_blocks,
+    )
     from analysis.accounting import flops as flops, parameter_table as parameter_table
     from analysis.attribution import logit_attribution as logit_attribution, logit_paths as logit_paths
     from analysis.claims import verify as verify
@@ -23,6 +30,8 @@ if TYPE_CHECKING:
 else:
     _PUBLIC: dict[str, str] = {
         "ablate": "analysis.ablation",
+        "ablate_all_but": "analysis.ablation",
+        "ablate_in_order": "analysis.ablation",
         "activation_patch": "analysis.patching",
         "attention_patterns": "analysis.patterns",
         "copying_scores": "analysis.ranks",
@@ -30,10 +39,13 @@ else:
         "flops": "analysis.accounting",
         "head_ranks": "analysis.ranks",
         "head_scores": "analysis.patterns",
+        "knock_out_attention": "analysis.ablation",
         "logit_attribution": "analysis.attribution",
         "logit_paths": "analysis.attribution",
         "parameter_table": "analysis.accounting",
         "path_patch": "analysis.patching",
+        "plan": "analysis.ablation",
+        "reorder_blocks": "analysis.ablation",
         "verify": "analysis.claims",
     }
     __all__ = list(_PUBLIC)

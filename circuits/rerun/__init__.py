@@ -16,23 +16,28 @@ from torch import Tensor
 from circuits.arguments import require_model, whole_numbers
 from circuits.model import HookedGPT
 from circuits.rerun.clean import clean_pass
-from circuits.rerun.edits import (
-    Add as Add,
-    Apply as Apply,
-    CutKeys as CutKeys,
-    Edit as Edit,
-    From as From,
-    Keep as Keep,
-    ProjectOut as ProjectOut,
-    Put as Put,
-    Scale as Scale,
-    Within as Within,
-    Zero as Zero,
-)
+from circuits.rerun.edits import Add, Apply, CutKeys, Edit, From, Keep, ProjectOut, Put, Scale, Within, Zero
 from circuits.rerun.engine import may_run_along, recompute, run_along
-from circuits.rerun.intervention import Intervened as Intervened, Intervention as Intervention
+from circuits.rerun.intervention import Intervened, Intervention
 from circuits.rerun.prepare import lanes_of, needs
 from circuits.tokens import check_mask, check_tokens, real_positions
+
+__all__ = [
+    "Add",
+    "Apply",
+    "CutKeys",
+    "Edit",
+    "From",
+    "Intervened",
+    "Intervention",
+    "Keep",
+    "ProjectOut",
+    "Put",
+    "Scale",
+    "Within",
+    "Zero",
+    "rerun",
+]
 
 
 @torch.no_grad()
@@ -66,7 +71,7 @@ def rerun(
     tokens = check_tokens(tokens, model.config)
     mask = check_mask(attention_mask, tokens)
     lanes = lanes_of(model, tokens, mask, interventions, freeze)
-    read = None if positions is None else read_positions(positions, tokens, mask)
+    read = None if positions is None else _read_positions(positions, tokens, mask)
     wanted = needs(model, lanes)
     if may_run_along(model, lanes, read, tokens.shape[1]):
         clean, changed = run_along(model, tokens, mask, lanes, read, wanted)
@@ -81,7 +86,7 @@ def rerun(
     return logits
 
 
-def read_positions(
+def _read_positions(
     positions: int | Sequence[int], tokens: Int[Tensor, "batch pos"], mask: Tensor | None
 ) -> Int[Tensor, "batch read"]:
     """Columns of the positions for each row, counted over its real tokens; negative ones from the last.
