@@ -66,6 +66,8 @@ class Result:
 
     # Fields of the default table; empty: those over the axes of the first tensor field, or some of them.
     table: ClassVar[tuple[str, ...]] = ()
+    # What rows a repr shows, said where there is no room for all.
+    preview: ClassVar[str] = ""
     # Axis -> field of its labels, where that is not the axis with an "s".
     label_fields: ClassVar[Mapping[str, str]] = {}
     _axes: ClassVar[dict[str, tuple[str, ...]]]
@@ -178,14 +180,15 @@ class Result:
             sizes = zip(axes, getattr(self, field).shape, strict=True)
             shapes.setdefault(" × ".join(f"{axis} {size}" for axis, size in sizes), []).append(field)
         lines = [f"  {', '.join(fields)} [{shape}]" for shape, fields in shapes.items()]
-        return "\n".join([self.title(), *lines, *_text_table(self.columns(), self._previewed()[:_ROWS_IN_REPR])])
+        rows = _text_table(self.columns(), self._previewed()[:_ROWS_IN_REPR], self.preview)
+        return "\n".join([self.title(), *lines, *rows])
 
     def _repr_html_(self) -> str:
         import html
 
         frame = self.to_frame()
         shown = frame.iloc[[row for row in self._previewed()[:_ROWS_IN_HTML] if row < len(frame)]]
-        more = f"<p>… {len(frame)} rows in all</p>" if len(frame) > len(shown) else ""
+        more = f"<p>… {len(frame)} rows in all{self.preview}</p>" if len(frame) > len(shown) else ""
         return f"<p>{html.escape(self.title())}</p>{shown.to_html(index=False, na_rep='–')}{more}"
 
     def _previewed(self) -> Sequence[int]:
@@ -270,7 +273,7 @@ def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float | complex) else str(value)
 
 
-def _text_table(columns: Mapping[str, Column], rows: Sequence[int]) -> list[str]:
+def _text_table(columns: Mapping[str, Column], rows: Sequence[int], which: str = "") -> list[str]:
     """Some rows of a table as aligned text, and how many there are where some are left out."""
     total = len(next(iter(columns.values())))
     chosen = [row for row in rows if row < total]
@@ -280,7 +283,7 @@ def _text_table(columns: Mapping[str, Column], rows: Sequence[int]) -> list[str]
     for row in zip(*body, strict=True):
         lines.append("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
     if total > len(chosen):
-        lines.append(f"… {total} rows in all")
+        lines.append(f"… {total} rows in all{which}")
     return [f"  {line}" for line in lines]
 
 

@@ -4,9 +4,10 @@
 `paths` the direct edge from one component to another, `result` is what both return.
 """
 
-from analysis.patching.activation import PatchOptions, activation_patch
+from analysis.patching.activation import activation_patch, patch_plan
 from analysis.patching.edges import Receiver
 from analysis.patching.paths import PathPatching, path_patch
+from analysis.patching.plan import PatchOptions, PatchPlan
 from analysis.patching.result import (
     HeadPatching,
     HeadPositionPatching,
@@ -21,9 +22,11 @@ __all__ = [
     "LayerPatching",
     "LayerPositionPatching",
     "PatchOptions",
+    "PatchPlan",
     "Patching",
     "PathPatching",
     "Receiver",
     "activation_patch",
+    "patch_plan",
     "path_patch",
 ]

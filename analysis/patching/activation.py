@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Unpack
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from analysis import options as asked
 from analysis.metrics import Metric, as_metric
 from analysis.patching.pairs import Pair, paired
-from analysis.patching.result import KINDS, Patching, summed_up
-from analysis.patching.runs import both_runs, reader_of, source_value, weights_of
-from analysis.readings import ReadMetric
+from analysis.patching.plan import PatchOptions, PatchPlan, check_options
+from analysis.patching.result import Patching
+from analysis.patching.runs import both_runs
 from circuits.arguments import require_model
 from circuits.config import GPTConfig
 from circuits.model import HookedGPT
@@ -27,40 +24,7 @@ from circuits.rerun import Intervention, Put
 from circuits.rerun.clean import Clean
 from circuits.rerun.edits import is_attention_matrix, part_of
 from circuits.rerun.stages import clean_names, entries
-from circuits.rerun.sweep import Outcome, Sweep
 from circuits.validity import require_flag
-
-
-class PatchOptions(TypedDict, total=False):
-    """What every patching takes beside its prompts, its sites and its metric.
-
-    Attributes:
-        clean_mask: 1 for tokens, 0 for padding in the clean prompts.
-        corrupt_mask: Likewise in the corrupt ones.
-        alignment: For each column of the clean prompts (or each cell) the column of the corrupt ones that stands for
-            it, −1 for none; needed where a prompt's two forms differ in length.
-        normalise: Give the effects as a share of the distance between the two runs too (True).
-        freeze: Hold ``"patterns"`` or ``"norms"``, or both, at the unpatched run.
-        level: Level of the bootstrap intervals over prompts (0.95).
-        seed: Seed of the bootstrap (0).
-        budget: Bytes that a batch of runs may take; by default a part of what is free.
-        executor: A `concurrent.futures` executor that runs the batches; by default they run here. In other processes
-            each batch runs the unpatched pass again, which threads share.
-        resume: A file that keeps what is done, so that an interrupted sweep goes on where it stopped.
-        progress: Show a progress bar on a terminal (True).
-    """
-
-    clean_mask: Tensor | None
-    corrupt_mask: Tensor | None
-    alignment: Sequence[int] | Int[Tensor, "batch pos"] | None
-    normalise: bool
-    freeze: Iterable[str]
-    level: float
-    seed: int
-    budget: int | None
-    executor: Executor | None
-    resume: str | Path | None
-    progress: bool
 
 
 @dataclass(frozen=True)
@@ -114,8 +78,11 @@ def activation_patch(
         site: ``"resid_pre"``, ``"resid_mid"``, ``"resid_post"``, ``"attn_out"``, ``"mlp_out"``; ``"head"`` (z),
             ``"head_q"``, ``"head_k"``, ``"head_v"`` (before any rotation; k and v over the stored heads) and
             ``"pattern"``.
-        metric: As for `ablate`; ``"loss"`` is that of the clean tokens on every run, a logit difference reads the same
-            answers in both, ``"kl"`` is from the unpatched run.
+        metric: As for `ablate`, save for which run is the reference. ``"loss"`` is that of the clean tokens on every
+            run, a logit difference reads the same answers in both. ``"kl"`` is KL(unpatched‖patched), in nats, a mean
+            over each prompt's positions: the reference is the run that is patched, so the corrupt run in the direction
+            ``"denoise"`` and the clean one in ``"noise"``. It is 0 where a patch changes nothing and, where it brings
+            the whole other run back, KL(unpatched‖patched from), which the normalised effect calls 1.
         by_position: Patch each position by itself (the query's, for patterns), counted over real tokens; otherwise all
             of them together. A prompt that lacks a position does not count there.
         direction: ``"denoise"`` puts clean activations into the corrupt run, ``"noise"`` corrupt ones into the clean
@@ -129,6 +96,29 @@ def activation_patch(
         ValueError: A site that the model lacks, prompts that do not correspond, a metric that is about the same on both
             runs (with both numbers), or one that is not one number for each prompt.
         TypeError: An option that there is not, or an argument of the wrong kind.
+    """
+    return patch_plan(
+        model, clean, corrupt, site, metric=metric, by_position=by_position, direction=direction, **options
+    ).run()
+
+
+@torch.no_grad()
+def patch_plan(
+    model: HookedGPT,
+    clean: Int[Tensor, "batch pos"],
+    corrupt: Int[Tensor, "batch2 pos2"],
+    site: str = "resid_pre",
+    *,
+    metric: str | Metric | Callable[[Tensor], Tensor],
+    by_position: bool = True,
+    direction: str = "denoise",
+    **options: Unpack[PatchOptions],
+) -> PatchPlan:
+    """What `activation_patch` would do with these arguments: ``.cost`` says what it takes, ``.run()`` does it.
+
+    Only the two unpatched runs are made.
+
+    Args and errors as for `activation_patch`.
     """
     require_model(model)
     check_options(options)
@@ -151,97 +141,20 @@ def activation_patch(
         of_head = "" if head is None else f" of head {head}"
         sets += [Intervention(name, value, where, head=head) for where in cells]
         labels += [f"patching {name}{of_head}{_at(position)}" for position in positions]
-    shape = [model.config.n_layers, *([] if n_heads is None else [n_heads]), *([len(positions)] if by_position else [])]
-    fields = measured_patches(
+    sizes = {"layer": model.config.n_layers, "head": n_heads, "pos": len(positions) if by_position else None}
+    return PatchPlan(
         model,
         pair,
         sets,
         labels,
         counted.repeat(len(sets) // len(cells), 1),
         as_metric(metric),
-        (base, source),
-        shape,
+        base,
+        source,
+        {axis: size for axis, size in sizes.items() if size is not None},
+        site,
         options,
     )
-    kind: Any = KINDS[n_heads is not None, by_position]
-    result: Patching = kind(**fields, site=site, direction=direction)
-    return result
-
-
-def measured_patches(
-    model: HookedGPT,
-    pair: Pair,
-    sets: Sequence[Intervention],
-    labels: Sequence[str],
-    counted: Bool[Tensor, "patch batch"],
-    metric: Metric,
-    runs: tuple[Clean, Clean],
-    shape: Sequence[int],
-    options: PatchOptions,
-) -> dict[str, Any]:
-    """Run patches of the base run and sum them up, as the fields of a result with these axes."""
-    reader = reader_of(metric, pair)
-    source = source_value(metric, pair, *runs, reader)
-    outcome = _patched(model, pair, sets, labels, reader, runs[0], options)
-    effect = torch.where(counted, outcome.values - outcome.clean, float("nan"))
-    weight = weights_of(metric, pair, reader)
-    level = options.get("level", 0.95)
-    summary = summed_up(
-        effect,
-        outcome.clean,
-        source,
-        weight,
-        metric,
-        normalise=options.get("normalise", True),
-        level=level,
-        seed=options.get("seed", 0),
-    )
-    named = {"metric": metric.name, "level": level, "base": outcome.clean, "source": source}
-    return {**summary.laid_out(*shape), **named, "effect": effect.reshape(*shape, -1)}
-
-
-def _patched(
-    model: HookedGPT,
-    pair: Pair,
-    sets: Sequence[Intervention],
-    labels: Sequence[str],
-    reader: ReadMetric,
-    base: Clean,
-    options: PatchOptions,
-) -> Outcome:
-    """The metric under every patch; one at a position where no prompt differs leaves the run as it is."""
-    masks = {id(given.positions): given.positions for given in sets}
-    somewhere = {key: not isinstance(mask, Tensor) or bool(mask.any()) for key, mask in masks.items()}
-    acting = [i for i, given in enumerate(sets) if somewhere[id(given.positions)]]
-    sweep = Sweep(
-        model,
-        pair.base.tokens,
-        [sets[i] for i in acting],
-        reader,
-        [labels[i] for i in acting],
-        attention_mask=pair.base.mask,
-        freeze=options.get("freeze", ()),
-        budget=options.get("budget"),
-        clean=base,
-    )
-    outcome = sweep.run(
-        executor=options.get("executor"),
-        progress=options.get("progress", True),
-        resume=options.get("resume"),
-        title="patch",
-    )
-    values = outcome.clean.repeat(len(sets), 1)
-    values[acting] = outcome.values
-    return Outcome(outcome.clean, values)
-
-
-def check_options(options: PatchOptions) -> None:
-    """Refuse an option that there is not, and a value that cannot mean anything.
-
-    Raises:
-        TypeError, ValueError: See `analysis.options.check_options`.
-    """
-    asked.check_options(options, PatchOptions.__annotations__, "patching")
 
 
 def _paired(model: HookedGPT, clean: Tensor, corrupt: Tensor, direction: str, options: PatchOptions) -> Pair:

@@ -6,6 +6,7 @@ Everything between the two is held, so a receiver reads the stream of the unpatc
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from circuits.model import HookedGPT
 from circuits.names import EMBED, POS_EMBED, block_names
 
 INPUTS = ("q", "k", "v")
+_HEAD_INPUT = re.compile(r"L(?P<layer>\d+)(?P<kind>H|KV)(?P<head>\d+)\.(?P<input>[qkv])")
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,10 @@ def _receivers(given: Component | str, inputs: Sequence[str], config: GPTConfig)
     if given == "logits":
         yield Receiver()
         return
+    named = _HEAD_INPUT.fullmatch(given) if isinstance(given, str) else None
+    if named is not None:
+        yield _one_input(named, config)
+        return
     if isinstance(given, str) and any(character.isdigit() for character in given):
         given = as_component(given)
     if not isinstance(given, Head | MLP):
@@ -121,6 +127,17 @@ def _receivers(given: Component | str, inputs: Sequence[str], config: GPTConfig)
         return
     for name in inputs:
         yield Receiver(given.layer, given.head if name == "q" else given.head // config.group_size, name)
+
+
+def _one_input(named: re.Match[str], config: GPTConfig) -> Receiver:
+    """The receiver that ``L1H2.q`` or ``L1KV0.k`` names, as `Receiver.text` does."""
+    layer, head, name = int(named["layer"]), int(named["head"]), named["input"]
+    if named["kind"] == "KV":
+        if name == "q":
+            raise ValueError(f"{named.string!r} is no receiver: every head has queries of its own, as in L0H0.q")
+        head *= config.group_size
+    check_component(Head(layer, head), config)
+    return Receiver(layer, head if name == "q" else head // config.group_size, name)
 
 
 def has_edge(sender: Component, receiver: Receiver, config: GPTConfig) -> bool:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from analysis.metrics import Metric, as_metric
-from analysis.patching.activation import PatchOptions, check_options
 from analysis.patching.edges import (
     Receiver,
     has_edge,
@@ -23,10 +23,11 @@ from analysis.patching.edges import (
     written_names,
 )
 from analysis.patching.pairs import Pair, paired
-from analysis.patching.result import metric_in_words, summed_up
+from analysis.patching.plan import PatchOptions, check_options
+from analysis.patching.result import LARGEST, largest_first, metric_in_words, summed_up
 from analysis.patching.runs import both_runs, reader_of, source_value, weights_of
 from analysis.readings import ReadMetric
-from analysis.results import Result, result
+from analysis.results import Column, Result, result
 from analysis.uncertainty import prompts_and_interval
 from circuits.arguments import require_model
 from circuits.components import Component
@@ -36,8 +37,6 @@ from circuits.names import block_names
 from circuits.rerun import Add, Intervention, Put
 from circuits.rerun.sweep import Sweep
 
-# Edges that a preview can show.
-PREVIEWED = 20
 # Numbers of heads' outputs that are held at once.
 _HELD = 2**26
 
@@ -45,6 +44,8 @@ _HELD = 2**26
 @result
 class PathPatching(Result):
     """The effect of each sender through the direct edge to each receiver; NaN where there is no such edge.
+
+    Tables have a row for each edge that there is.
 
     Attributes:
         senders: The components whose write was patched.
@@ -62,6 +63,7 @@ class PathPatching(Result):
     """
 
     table = ("raw", "interval", "values", "values_interval")
+    preview = LARGEST
     senders: tuple[Component, ...]
     receivers: tuple[str, ...]
     raw: Float[Tensor, "sender receiver"]
@@ -80,13 +82,28 @@ class PathPatching(Result):
         into = "clean into corrupt" if self.direction == "denoise" else "corrupt into clean"
         return (
             f"Writes of senders patched from {into}, as one receiver alone reads them: change of "
-            f"{metric_in_words(self.metric)}; {prompts_and_interval(len(self.base), self.level)}; the largest first"
+            f"{metric_in_words(self.metric, self.direction)}; {prompts_and_interval(len(self.base), self.level)}"
         )
 
+    def columns(self, *fields: str) -> dict[str, Column]:
+        """The columns of `to_frame`: an edge that cannot exist is no row, while the tensors have NaN for it."""
+        table = super().columns(*fields)
+        chosen = fields or self._table_fields()
+        axes = list(dict.fromkeys(axis for field in chosen for axis in self.axes(field) if axis != "bound"))
+        if not {"sender", "receiver"} <= set(axes):
+            return table
+        shape = tuple(len(self.labels(axis)) for axis in axes)
+        index = np.indices(shape, sparse=True)
+        exists = self._exists.cpu().numpy()[index[axes.index("sender")], index[axes.index("receiver")]]
+        rows = np.broadcast_to(exists, shape).ravel()
+        return {name: column[rows] for name, column in table.items()}
+
+    @property
+    def _exists(self) -> Bool[Tensor, "sender receiver"]:
+        return ~self.effect.isnan().all(-1)
+
     def _previewed(self) -> Sequence[int]:
-        size = self.raw.detach().abs().flatten()
-        order = size.nan_to_num(-1.0).argsort(descending=True, stable=True)
-        return [place for place in order.tolist() if not bool(size[place].isnan())][:PREVIEWED]
+        return largest_first(self.raw[self._exists])
 
 
 @torch.no_grad()
@@ -113,7 +130,8 @@ def path_patch(
         clean: The clean prompts.
         corrupt: The corrupted prompts, row by row.
         senders: ``"heads"``, ``"mlps"``, or a list of heads, MLPs, attention layers, neurons and embeddings.
-        receivers: ``"heads"``, ``"mlps"``, ``"logits"``, or a list of heads, MLPs and ``"logits"``.
+        receivers: ``"heads"``, ``"mlps"``, ``"logits"``, or a list of heads, MLPs and ``"logits"``; a head's text may
+            name the one input that reads, as results do: ``"L1H1.k"``.
         metric: As for `activation_patch`.
         inputs: Which inputs of a receiving head, each by itself; k and v over the stored heads.
         direction: As for `activation_patch`, like `options`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxtyping import Float
@@ -11,6 +12,7 @@ from analysis.metrics import Metric
 from analysis.results import Result, result
 from analysis.uncertainty import bootstrap_interval, prompts_and_interval, weighted_mean
 
+LARGEST = ", of which these are the largest"
 # Below this share of their size the metric on the two runs counts as equal.
 _ABOUT_EQUAL = 1e-5
 
@@ -77,15 +79,29 @@ def _refuse_about_equal(base: Tensor, source: Tensor, weight: Tensor, metric: Me
         )
 
 
-def metric_in_words(name: str) -> str:
-    """The metric's name, and of which tokens where two prompts would answer that differently."""
-    return "loss (of predicting the clean prompts' tokens)" if name == "loss" else name
+def metric_in_words(name: str, direction: str) -> str:
+    """The metric's name, and what it is of, where two runs leave that open: of which tokens, or from which run."""
+    unpatched = "corrupt" if direction == "denoise" else "clean"
+    words = {
+        "loss": "loss (of predicting the clean prompts' tokens)",
+        "kl": f"KL(unpatched‖patched), the unpatched run being the {unpatched} one",
+    }
+    return words.get(name, name)
+
+
+def largest_first(raw: Tensor) -> list[int]:
+    """Places of effects in their flattened table, by size; what is not a number comes last."""
+    order: list[int] = raw.detach().abs().flatten().nan_to_num(-1.0).argsort(descending=True, stable=True).tolist()
+    return order
 
 
 class Patching(Result):
     """Base of the results of patching."""
 
     table = ("raw", "interval", "values", "values_interval")
+    preview = LARGEST
+    raw: Tensor
+    values: Tensor | None
     site: str
     direction: str
     metric: str
@@ -97,11 +113,16 @@ class Patching(Result):
         """What was patched where, and between which values of the metric."""
         into = "clean into corrupt" if self.direction == "denoise" else "corrupt into clean"
         here, there = float(self.base.mean()), float(self.source.mean())
+        share = "raw, and as a share with 0 for" if self.values is not None else "raw, between"
+        one = "and 1 for" if self.values is not None else "and"
         return (
-            f"{self.site} patched from {into}: change of {metric_in_words(self.metric)}, raw, and with 0 for the "
-            f"unpatched run (mean {here:.4g}) and 1 for the run patched from (mean {there:.4g}); "
+            f"{self.site} patched from {into}: change of {metric_in_words(self.metric, self.direction)}, {share} the "
+            f"unpatched run (mean {here:.4g}) {one} the run patched from (mean {there:.4g}); "
             f"{prompts_and_interval(len(self.base), self.level)}"
         )
+
+    def _previewed(self) -> Sequence[int]:
+        return largest_first(self.raw)
 
 
 @result

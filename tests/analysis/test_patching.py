@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from analysis.metrics import logit_diff, loss_per_prompt
-from analysis.patching import activation_patch
+from analysis.patching import activation_patch, patch_plan
 
 QUIET = {"progress": False}
 SITES = {
@@ -254,3 +254,47 @@ def test_bad_requests_are_named():
             activation_patch(model, clean, corrupt, **{"metric": metric, **QUIET, **options})
     with pytest.raises(ValueError, match="4 clean and 3 corrupt"):
         activation_patch(model, clean, corrupt[:3], metric=metric, **QUIET)
+
+
+def test_the_preview_shows_the_largest_patches_first():
+    model, clean, corrupt, metric = setting("course")
+    found = activation_patch(model, clean, corrupt, "head", metric=metric, **QUIET)
+    by_size = sorted(found.rows(), key=lambda row: -abs(row["raw"]))
+    shown = [line.split()[:3] for line in repr(found).splitlines() if line.split()[:1] in (["0"], ["1"])]
+    assert shown == [[str(row[axis]) for axis in ("layer", "head", "pos")] for row in by_size[:6]]
+    assert f"{len(by_size)} rows in all, of which these are the largest" in repr(found)
+
+
+def test_a_title_names_the_share_only_where_there_is_one():
+    model, clean, corrupt, metric = setting("course")
+    assert (
+        "as a share with 0 for the unpatched run"
+        in activation_patch(model, clean, corrupt, metric=metric, **QUIET).title()
+    )
+    raw = activation_patch(model, clean, corrupt, metric=metric, normalise=False, **QUIET)
+    assert "share" not in raw.title()
+
+
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+def test_kl_is_from_the_unpatched_run_to_the_patched_one(direction):
+    model, clean, corrupt, _ = setting("course")
+    found = activation_patch(
+        model, clean, corrupt, metric="kl", by_position=False, direction=direction, normalise=False, **QUIET
+    )
+    base, source = (corrupt, clean) if direction == "denoise" else (clean, corrupt)
+    log_base, log_source = model(base).log_softmax(-1), model(source).log_softmax(-1)
+    expected = (log_base.exp() * (log_base - log_source)).sum(-1).mean(-1)  # patching the first stream brings all back
+    assert torch.allclose(found.effect[0], expected, atol=1e-10)
+    assert torch.allclose(found.source, expected, atol=1e-10)
+    unpatched = "corrupt" if direction == "denoise" else "clean"
+    assert f"KL(unpatched‖patched), the unpatched run being the {unpatched} one" in found.title()
+
+
+def test_a_plan_says_what_patching_costs_and_runs_it():
+    model, clean, corrupt, metric = setting("course")
+    planned = patch_plan(model, clean, corrupt, "head", metric=metric, **QUIET)
+    found = activation_patch(model, clean, corrupt, "head", metric=metric, **QUIET)
+    acting = [key for key in range(clean.shape[1]) if bool((clean[:, : key + 1] != corrupt[:, : key + 1]).any())]
+    assert planned.cost.interventions == model.config.n_layers * model.config.n_heads * len(acting)
+    assert 0 < planned.cost.forwards < planned.cost.interventions
+    assert torch.equal(planned.run().raw, found.raw)

@@ -194,7 +194,36 @@ def test_the_preview_shows_the_largest_edges_first():
     by_size = sorted((row for row in found.rows() if row["raw"] == row["raw"]), key=lambda row: -abs(row["raw"]))
     assert [row[0] for row in shown] == [row["sender"] for row in by_size[:6]]
     assert all(row["receiver"] in line for row, line in zip(by_size, shown, strict=False))
-    assert "the largest first" in found.title()
+    assert f"{len(by_size)} rows in all, of which these are the largest" in repr(found)
+    assert "– " not in found._repr_html_()
+
+
+def test_an_edge_that_cannot_exist_is_no_row():
+    model, clean, corrupt = setting("course")
+    found = path_patch(model, clean, corrupt, metric=logit_diff(3, 5), **QUIET)
+    assert found.raw.isnan().any()
+    frame = found.to_frame()
+    assert len(frame) == int((~found.raw.isnan()).sum()) == 27
+    assert not frame["raw"].isna().any()
+    for row in found.rows("effect"):
+        i, j = (
+            found.senders.index(Head(row["layer_sender"], row["head_sender"])),
+            found.receivers.index(row["receiver"]),
+        )
+        assert row["effect"] == float(found.effect[i, j, row["batch"]])
+    assert len(found.to_frame("effect")) == 27 * len(clean)
+    assert len(found.to_frame("base")) == len(clean)
+
+
+@pytest.mark.parametrize("name", ["course", "grouped_query"])
+def test_a_receiver_may_be_given_as_the_text_that_results_print(name):
+    model, clean, corrupt = setting(name)
+    every = path_patch(model, clean, corrupt, metric=logit_diff(3, 5), **QUIET)
+    named = [text for text in every.receivers if text.startswith("L1")]
+    found = path_patch(model, clean, corrupt, "heads", named[1:], metric=logit_diff(3, 5), **QUIET)
+    assert found.receivers == tuple(named[1:])
+    same = every.raw[:, [every.receivers.index(text) for text in named[1:]]]
+    assert torch.allclose(found.raw, same, equal_nan=True)
 
 
 def test_bad_edges_are_named():
@@ -204,7 +233,9 @@ def test_bad_edges_are_named():
         ({"senders": [AttnBias(0)]}, ValueError, r"L0\.attn_bias is no sender"),
         ({"senders": [Head(0, 7)]}, IndexError, "head 7"),
         ({"receivers": [Attn(0)]}, ValueError, "is none"),
-        ({"receivers": ["L1H0.k"]}, ValueError, "'L1H0.k' is not a component"),
+        ({"receivers": ["L1H0.x"]}, ValueError, "'L1H0.x' is not a component"),
+        ({"receivers": ["L1H9.k"]}, IndexError, "head 9"),
+        ({"receivers": ["L1KV0.q"]}, ValueError, "every head has queries of its own"),
         ({"inputs": ["x"]}, ValueError, r"among q, k, v, not \['x'\]"),
     ]
     for options, error, message in cases:
