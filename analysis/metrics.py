@@ -180,8 +180,9 @@ class OfLogits(_PerPrompt):
 
     @property
     def name(self) -> str:
-        """The function's own name."""
-        return str(getattr(self.function, "__name__", "metric"))
+        """The function's own name; a lambda has none."""
+        own = str(getattr(self.function, "__name__", "metric"))
+        return "a function" if own == "<lambda>" else own
 
     def measure(self, logits: Tensor, prompts: Prompts) -> Any:
         """The function's answer, whatever it is: `measured` checks it."""
@@ -249,15 +250,20 @@ def measured(metric: Metric, logits: Tensor, prompts: Prompts, what: str) -> Flo
     """
     value = metric.measure(logits, prompts)
     if not isinstance(value, Tensor) or not value.is_floating_point():
-        raise TypeError(f"metric {metric.name} returned {value!r} for {what}, expected a tensor of numbers [batch]")
+        raise TypeError(f"{in_messages(metric)} returned {value!r} for {what}, expected a tensor of numbers [batch]")
     if list(value.shape) != [len(prompts.tokens)]:
         expected = f"[batch] = [{len(prompts.tokens)}]"
-        raise ValueError(f"metric {metric.name} returned shape {list(value.shape)} for {what}, expected {expected}")
+        raise ValueError(f"{in_messages(metric)} returned shape {list(value.shape)} for {what}, expected {expected}")
     bad = (~value.isfinite()).nonzero()
     if len(bad):
         row = int(bad[0])
-        raise ValueError(f"metric {metric.name} is {spelled(float(value[row]))} for {what}, in row {row}")
+        raise ValueError(f"{in_messages(metric)} is {spelled(float(value[row]))} for {what}, in row {row}")
     return value
+
+
+def in_messages(metric: Metric) -> str:
+    """``metric loss``; a lambda, which has no name of its own, as ``metric (a function)``."""
+    return f"metric ({metric.name})" if " " in metric.name else f"metric {metric.name}"
 
 
 def spelled(number: float) -> str:

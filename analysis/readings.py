@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from analysis.metrics import KL, LogitDiff, Loss, Metric, Prompts, measured, raised, spelled
+from analysis.metrics import KL, LogitDiff, Loss, Metric, Prompts, in_messages, measured, raised, spelled
 from circuits.finite import check_finite
 from circuits.model import HookedGPT
 from circuits.products import linear
@@ -255,5 +255,5 @@ def _checked(metric: Metric, values: Float[Tensor, "lane batch"], whats: Sequenc
     if len(bad):
         lane, row = bad[0].tolist()
         found = float(values[lane, row])
-        raise ValueError(f"metric {metric.name} is {spelled(found)} for {whats[lane]}, in row {row}")
+        raise ValueError(f"{in_messages(metric)} is {spelled(found)} for {whats[lane]}, in row {row}")
     return values

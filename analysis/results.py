@@ -134,7 +134,7 @@ class Result:
     def columns(self, *fields: str) -> dict[str, Column]:
         """The columns of `to_frame`, as arrays of one length."""
         chosen = fields or self._table_fields()
-        axes = tuple(dict.fromkeys(axis for field in chosen for axis in self.axes(field) if axis != "bound"))
+        axes = self._row_axes(*chosen)
         shape = tuple(len(self.labels(axis)) for axis in axes)
         table: dict[str, Column] = {}
         for place, axis in enumerate(axes):
@@ -205,6 +205,11 @@ class Result:
             return tuple(field for field in self.table if field in tensors)
         widest = set(next(iter(tensors.values())))
         return tuple(field for field, axes in tensors.items() if set(axes) <= widest)
+
+    def _row_axes(self, *fields: str) -> tuple[str, ...]:
+        """The axes whose cells are the rows of a table of these fields."""
+        chosen = fields or self._table_fields()
+        return tuple(dict.fromkeys(axis for field in chosen for axis in self.axes(field) if axis != "bound"))
 
     def _given_labels(self, axis: str) -> Sequence[Label] | None:
         stem = re.sub(r"\d+$", "", axis)

@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from analysis.ablation.sweeps import AnyMetric
+from analysis.ablation.planning import AnyMetric
+from analysis.ablation.tested import Tested
 from analysis.metrics import Prompts, as_metric, measured
-from analysis.results import Result, result
-from analysis.uncertainty import bootstrap_interval, check_level, weighted_mean
+from analysis.results import result
+from analysis.uncertainty import bootstrap_interval, check_level, sign_flip_p_values, weighted_mean
 from circuits.arguments import require_model, seeded
 from circuits.model import HookedGPT
 from circuits.tokens import check_mask, check_tokens
@@ -19,7 +20,7 @@ from circuits.validity import require_whole
 
 
 @result
-class BlockOrders(Result):
+class BlockOrders(Tested):
     """What running the blocks in other orders changes; an effect is changed minus clean.
 
     Attributes:
@@ -29,19 +30,29 @@ class BlockOrders(Result):
         weight: What each prompt counts in the mean.
         mean: Weighted mean effect.
         interval: Bootstrap interval of that mean over prompts; NaN for a single prompt.
+        p: p-value of that mean being 0, by flipping the signs of prompts; 1 for a single prompt.
         metric: What was measured.
         level: Level of the interval.
     """
 
-    table = ("mean", "interval")
+    table = ("mean", "interval", "p")
     orders: tuple[str, ...]
     clean: Float[Tensor, " batch"]
     effect: Float[Tensor, "order batch"]
     weight: Float[Tensor, " batch"]
     mean: Float[Tensor, " order"]
     interval: Float[Tensor, "order bound"]
+    p: Float[Tensor, " order"]
     metric: str
     level: float
+
+    def title(self) -> str:
+        """What was done, what was measured, and how many effects stand out against how many by chance."""
+        clean = float(weighted_mean(self.clean[None], self.weight))
+        return (
+            f"Change of {self.metric} (clean {clean:.4g}) when the blocks are run in another order, those not "
+            f"named left out; {self._how_sure()}"
+        )
 
 
 @torch.no_grad()
@@ -65,8 +76,8 @@ def reorder_blocks(
         orders: For each run the layers in order: ``[1, 0, 2, 3]`` swaps the first two, ``[0, 2, 3]`` leaves 1 out.
         metric: As for `ablate`.
         attention_mask: 1 for tokens, 0 for padding.
-        level: Level of the bootstrap interval over prompts.
-        seed: Seed of the bootstrap.
+        level: Level of the bootstrap interval over prompts; the title counts effects with ``p ≤ 1 − level``.
+        seed: Seed of the bootstrap and of the p-values.
 
     Raises:
         TypeError: No list of orders; a flat list of layers is one order, and goes into a list.
@@ -96,6 +107,7 @@ def reorder_blocks(
         weight=weight,
         mean=weighted_mean(effect, weight).to(effect.dtype),
         interval=bootstrap_interval(effect, weight, level, seed=seed),
+        p=sign_flip_p_values(effect, weight, seed=seed),
         metric=judge.name,
         level=level,
     )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from analysis.ablation.targets import Target
-from analysis.results import Result, label_text, result
-from analysis.uncertainty import false_discovery, prompts_and_interval, sign_flip_p_values, weighted_mean
+from analysis.ablation.tested import Tested
+from analysis.ablation.words import counted, when
+from analysis.results import Column, label_text, result
+from analysis.uncertainty import false_discovery, weighted_mean
 from circuits.components import Head
 
 
 @result
-class Ablation(Result):
+class Ablation(Tested):
     """What each ablation changes; an effect is ablated minus clean.
 
     Attributes:
@@ -23,20 +26,22 @@ class Ablation(Result):
         weight: What each prompt counts in the mean: the tokens that its value is a mean over, or 1.
         mean: Weighted mean effect.
         interval: Bootstrap interval of that mean over prompts; NaN for a single prompt.
-        method: ``"zero"``, ``"mean"`` or ``"resample"``.
-        replacement: What stood in place of the write, in words.
+        p: p-value of that mean being 0, by flipping the signs of prompts; 1 for a single prompt.
+        method: ``"zero"``, ``"mean"``, ``"resample"``, or ``"knock-out"`` where attention was cut.
+        replacement: What stood in place of the write, or from where to where a head may not look, in words.
         metric: What was measured.
         level: Level of the interval.
         n_layers: Layers of the model, and `n_heads` its heads, for `grid`.
     """
 
-    table = ("mean", "interval")
+    table = ("mean", "interval", "p")
     components: tuple[Target, ...]
     clean: Float[Tensor, " batch"]
     effect: Float[Tensor, "component batch"]
     weight: Float[Tensor, " batch"]
     mean: Float[Tensor, " component"]
     interval: Float[Tensor, "component bound"]
+    p: Float[Tensor, " component"]
     method: str
     replacement: str
     metric: str
@@ -45,39 +50,13 @@ class Ablation(Result):
     n_heads: int
 
     def title(self) -> str:
-        """What was replaced by what, what was measured, and how many intervals exclude 0 by chance alone."""
+        """What was done, what was measured, and how many effects stand out against how many by chance."""
         clean = float(weighted_mean(self.clean[None], self.weight))
-        line = (
-            f"Change of {self.metric} (clean {clean:.4g}) when {self._what()} is replaced by {self.replacement}; "
-            f"{prompts_and_interval(len(self.clean), self.level)}"
-        )
-        if len(self.clean) < 2 or len(self.components) < 2:
-            return line
-        return f"{line}; {self.n_excluding_zero} of {len(self.mean)} exclude 0, {self.by_chance:.3g} would by chance"
+        done = when(self.method, self.replacement, self._what())
+        return f"Change of {self.metric} (clean {clean:.4g}) when {done}; {self._how_sure()}"
 
     def _what(self) -> str:
         return "a component"
-
-    @property
-    def by_chance(self) -> float:
-        """How many of the intervals would exclude 0 if no ablation had any effect on average."""
-        return (1 - self.level) * len(self.components)
-
-    @property
-    def n_excluding_zero(self) -> int:
-        """How many of the intervals exclude 0."""
-        return int(((self.interval[:, 0] > 0) | (self.interval[:, 1] < 0)).sum())
-
-    def p_values(self, seed: int = 0) -> Float[Tensor, " component"]:
-        """Of each mean effect being 0 (see `analysis.uncertainty.sign_flip_p_values`)."""
-        return sign_flip_p_values(self.effect, self.weight, seed=seed)
-
-    def stands_out(self, rate: float = 0.05, seed: int = 0) -> Bool[Tensor, " component"]:
-        """Which effects stand out when at most a share `rate` of those named may do so by chance.
-
-        Benjamini and Hochberg's procedure on `p_values`.
-        """
-        return false_discovery(self.p_values(seed), rate)
 
     def grid(self) -> Float[Tensor, "layer head"]:
         """The mean effects laid out by layer and head; NaN for heads that were not ablated.
@@ -110,8 +89,10 @@ class Sufficiency(Ablation):
 
 
 @result
-class PairAblation(Result):
+class PairAblation(Tested):
     """Every pair of components ablated together, against the sum of each by itself.
+
+    The matrices are symmetric; a table has a row for each pair once, and none for the diagonal.
 
     Attributes:
         components: The components.
@@ -119,34 +100,48 @@ class PairAblation(Result):
         effect: Its change when both are ablated, on average; a single component's on the diagonal.
         interaction: ``effect(a, b) − effect(a) − effect(b)``, on average; 0 on the diagonal.
         interval: Bootstrap interval of the interaction over prompts; NaN for a single prompt, and on the diagonal.
+        p: p-value of the interaction being 0, by flipping the signs of prompts; NaN on the diagonal.
         method: As for `Ablation`, like `replacement`, `metric` and `level`.
     """
 
-    table = ("effect", "interaction", "interval")
+    table = ("effect", "interaction", "interval", "p")
     components: tuple[Target, ...]
     clean: Float[Tensor, " batch"]
     effect: Float[Tensor, "component component2"]
     interaction: Float[Tensor, "component component2"]
     interval: Float[Tensor, "component component2 bound"]
+    p: Float[Tensor, "component component2"]
     method: str
     replacement: str
     metric: str
     level: float
 
     def title(self) -> str:
-        """What was replaced by what, and what was measured."""
-        n = len(self.components)
-        line = (
+        """What was replaced by what, what was measured, and how many interactions stand out, and would by chance."""
+        pairs = counted(len(self._hypotheses()), "pair")
+        return (
             f"Change of {self.metric} when two components are replaced by {self.replacement}, and its excess over "
-            f"the sum of both; {n * (n - 1) // 2} pairs, {prompts_and_interval(len(self.clean), self.level)}"
+            f"the sum of both; {pairs}, {self._how_sure()}"
         )
-        return line if len(self.clean) < 2 else f"{line}; {self.by_chance:.3g} intervals would exclude 0 by chance"
 
-    @property
-    def by_chance(self) -> float:
-        """How many pairs' intervals would exclude 0 if no two components interacted."""
+    def columns(self, *fields: str) -> dict[str, Column]:
+        """The columns of `to_frame`: each pair once, in the order of the components."""
+        table, axes = super().columns(*fields), self._row_axes(*fields)
+        if not {"component", "component2"} <= set(axes):
+            return table
+        places = np.indices([len(self.labels(axis)) for axis in axes])
+        once = (places[axes.index("component")] < places[axes.index("component2")]).ravel()
+        return {name: column[once] for name, column in table.items()}
+
+    def stands_out(self, rate: float = 0.05) -> Bool[Tensor, "component component2"]:
+        """Which interactions stand out, as a symmetric matrix; otherwise as for `Ablation`."""
+        found = false_discovery(self._hypotheses(), rate)
+        return symmetric(found.double(), len(self.components), 0.0).bool()
+
+    def _hypotheses(self) -> Float[Tensor, " pair"]:
         n = len(self.components)
-        return (1 - self.level) * n * (n - 1) / 2
+        first, second = torch.triu_indices(n, n, 1, device=self.p.device)
+        return self.p[first, second]
 
 
 def symmetric(values: Float[Tensor, " pair"], n: int, diagonal: float | Tensor) -> Float[Tensor, "n n"]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Unpack, overload
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from analysis.ablation.plan import Options, Plan, cells_of, plan
+from analysis.ablation.planning import AnyMetric, Options, Plan, cells_of, planned
 from analysis.ablation.result import Ablation, PairAblation, Sufficiency, symmetric
 from analysis.ablation.targets import Given, Target, members, targets_of, with_pairs
-from analysis.metrics import Metric
+from analysis.ablation.words import KNOCK_OUT, cut_in_words
 from analysis.results import label_text
-from analysis.uncertainty import bootstrap_interval, weighted_mean
+from analysis.uncertainty import bootstrap_interval, sign_flip_p_values, weighted_mean
 from circuits.arguments import require_model, whole_numbers
 from circuits.components import Component, Head, check_component
 from circuits.model import HookedGPT
@@ -22,8 +22,6 @@ from circuits.names import block_names
 from circuits.rerun import CutKeys, Intervention
 from circuits.tokens import check_tokens
 from circuits.validity import require_flag
-
-AnyMetric = str | Metric | Callable[[Tensor], Tensor]
 
 
 @overload
@@ -67,7 +65,7 @@ def ablate(
     Heads are replaced at ``z``, which equals replacing their result; neurons at their activation; attention layers and
     MLPs at what they add to the stream; a block as a whole (``"zero"`` leaves the identity, its norms skipped). Where a
     value bias lives decides what ``"zero"`` takes away; ``"mean"`` and ``"resample"`` do not depend on it. Only what an
-    ablation can change is computed (`circuits.rerun`).
+    ablation can change is computed (`circuits.rerun`); `analysis.ablation.plan` says beforehand what that costs.
 
     Args:
         model: A model.
@@ -79,7 +77,7 @@ def ablate(
         metric: ``"loss"`` (nats), ``"kl"`` (from the clean run), ``logit_diff(correct, wrong)`` or a function of the
             logits ``[batch pos d_vocab] -> [batch]``.
         pairs: Ablate every pair of them together instead, and report what that does beyond the sum of both.
-        options: See `analysis.ablation.plan.Options`.
+        options: See `analysis.ablation.Options`.
 
     Raises:
         TypeError: An argument or option of the wrong kind, by name.
@@ -93,7 +91,7 @@ def ablate(
     targets = targets_of(components, model.config)
     if pairs:
         return _pairs(model, tokens, targets, method, metric, options)
-    return measured_ablation(plan(model, tokens, targets, method, metric, options), targets)
+    return measured_ablation(planned(model, tokens, targets, method, metric, options), targets)
 
 
 def ablate_in_order(
@@ -111,7 +109,7 @@ def ablate_in_order(
     require_model(model)
     flat = [members(target) for target in targets_of(order, model.config, "order")]
     grown = tuple(tuple(c for target in flat[: k + 1] for c in target) for k in range(len(flat)))
-    return measured_ablation(plan(model, tokens, grown, method, metric, options), grown)
+    return measured_ablation(planned(model, tokens, grown, method, metric, options), grown)
 
 
 def ablate_all_but(
@@ -119,7 +117,7 @@ def ablate_all_but(
     tokens: Int[Tensor, "batch pos"],
     kept: Sequence[Given],
     among: str | Component | Sequence[Given] = "heads",
-    method: str = "mean",
+    method: str = "zero",
     metric: AnyMetric = "loss",
     **options: Unpack[Options],
 ) -> Sufficiency:
@@ -130,7 +128,8 @@ def ablate_all_but(
         tokens: Prompts.
         kept: Sets to keep, one after the other; a tuple is kept together.
         among: What is ablated where it is not kept.
-        method: As for `ablate`, like `metric` and `options`.
+        method: As for `ablate`, like `metric` and `options`. The usual choice is ``"mean"`` with a `reference`: with
+            ``"zero"`` what was kept must do without even the average of the rest.
         metric: Likewise.
         options: Likewise.
 
@@ -149,7 +148,7 @@ def ablate_all_but(
         if not ablated[-1]:
             raise ValueError(f"{label_text(target)} is everything there is among {among!r}: nothing is left to ablate")
     what = among if isinstance(among, str) else ", ".join(map(str, universe))
-    return Sufficiency(**_fields(plan(model, tokens, ablated, method, metric, options), sets), among=what)
+    return Sufficiency(**_fields(planned(model, tokens, ablated, method, metric, options), sets), among=what)
 
 
 def knock_out_attention(
@@ -190,35 +189,36 @@ def knock_out_attention(
             check_component(head, model.config)
         own = [h for h in members(target) if isinstance(h, Head)]
         sets.append([_cut(h, keys, queries) for h in own])
-    words = f"not looking at {keys}"
-    return measured_ablation(cells_of(model, tokens, sets, targets, "knock-out", words, metric, options), targets)
+    words = cut_in_words(keys, None if queries is None else whole_numbers("query position", queries))
+    return measured_ablation(cells_of(model, tokens, sets, targets, KNOCK_OUT, words, metric, options), targets)
 
 
 def _cut(head: Head, keys: Sequence[int], queries: int | Sequence[int] | None) -> Intervention:
     return Intervention(block_names(head.layer).scores, CutKeys(keys), queries, head=head.head)
 
 
-def measured_ablation(planned: Plan, targets: Sequence[Target]) -> Ablation:
+def measured_ablation(settled: Plan, targets: Sequence[Target]) -> Ablation:
     """Run a plan and sum up its effects."""
-    return Ablation(**_fields(planned, targets))
+    return Ablation(**_fields(settled, targets))
 
 
-def _fields(planned: Plan, targets: Sequence[Target]) -> dict[str, Any]:
-    outcome = planned.run()
-    effect, weight = outcome.values - outcome.clean, planned.weights()
+def _fields(settled: Plan, targets: Sequence[Target]) -> dict[str, Any]:
+    outcome = settled.run()
+    effect, weight = outcome.values - outcome.clean, settled.weights()
     return {
         "components": tuple(targets),
         "clean": outcome.clean,
         "effect": effect,
         "weight": weight,
         "mean": weighted_mean(effect, weight).to(effect.dtype),
-        "interval": bootstrap_interval(effect, weight, planned.level, seed=planned.seed),
-        "method": planned.method,
-        "replacement": planned.replacement,
-        "metric": planned.metric.name,
-        "level": planned.level,
-        "n_layers": planned.sweep.model.config.n_layers,
-        "n_heads": planned.sweep.model.config.n_heads,
+        "interval": bootstrap_interval(effect, weight, settled.level, seed=settled.seed),
+        "p": sign_flip_p_values(effect, weight, seed=settled.seed),
+        "method": settled.method,
+        "replacement": settled.replacement,
+        "metric": settled.metric.name,
+        "level": settled.level,
+        "n_layers": settled.sweep.model.config.n_layers,
+        "n_heads": settled.sweep.model.config.n_heads,
     }
 
 
@@ -232,12 +232,12 @@ def _pairs(
 ) -> PairAblation:
     n = len(targets)
     first, second = torch.triu_indices(n, n, 1).tolist()
-    planned = plan(model, tokens, with_pairs(targets), method, metric, options)
-    outcome = planned.run()
-    effect, weight = outcome.values - outcome.clean, planned.weights()
+    settled = planned(model, tokens, with_pairs(targets), method, metric, options)
+    outcome = settled.run()
+    effect, weight = outcome.values - outcome.clean, settled.weights()
     beyond = effect[n:] - effect[:n][first] - effect[:n][second]
     mean = weighted_mean(effect, weight).to(effect.dtype)
-    ends = bootstrap_interval(beyond, weight, planned.level, seed=planned.seed)
+    ends = bootstrap_interval(beyond, weight, settled.level, seed=settled.seed)
     nowhere: Float[Tensor, ""] = effect.new_tensor(float("nan"))
     return PairAblation(
         components=tuple(targets),
@@ -245,8 +245,9 @@ def _pairs(
         effect=symmetric(mean[n:], n, mean[:n]),
         interaction=symmetric(weighted_mean(beyond, weight).to(effect.dtype), n, 0.0),
         interval=torch.stack([symmetric(end, n, nowhere) for end in ends.mT], dim=-1),
+        p=symmetric(sign_flip_p_values(beyond, weight, seed=settled.seed), n, float("nan")),
         method=method,
-        replacement=planned.replacement,
-        metric=planned.metric.name,
-        level=planned.level,
+        replacement=settled.replacement,
+        metric=settled.metric.name,
+        level=settled.level,
     )

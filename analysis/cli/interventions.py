@@ -75,10 +75,7 @@ def show(args: argparse.Namespace, found: Result, by: str) -> None:
     if args.json:
         print_json(found.to_dict())
         return
-    rows = list(found.rows())
-    if "component2" in rows[0]:  # every pair stands twice in a symmetric table
-        rows = [row for row in rows if row["component"] < row["component2"]]
-    rows = sorted(rows, key=lambda row: -abs(row[by]) if row[by] == row[by] else 0.0)
+    rows = sorted(found.rows(), key=lambda row: -abs(row[by]) if row[by] == row[by] else 0.0)
     # One prompt has no interval: a column without a number says nothing.
     empty = {name for name in rows[0] if all(isinstance(row[name], float) and isnan(row[name]) for row in rows)}
     rows = [{name: value for name, value in row.items() if name not in empty} for row in rows]

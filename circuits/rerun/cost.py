@@ -38,9 +38,14 @@ class Cost:
     def __str__(self) -> str:
         passes = f"{self.forwards:.3g} forward passes' worth of operations"
         return (
-            f"{self.interventions} interventions in {self.batches} batches: {passes} ({self.flops:.2e}) "
+            f"{_of(self.interventions, 'intervention')} in {_of(self.batches, 'batch', 'es')}: {passes} "
+            f"({self.flops:.2e}) "
             f"instead of {self.interventions}, {self.bytes / 2**20:.0f} MiB at a time"
         )
+
+
+def _of(count: int, thing: str, ending: str = "s") -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}{ending}"
 
 
 @dataclass(frozen=True)

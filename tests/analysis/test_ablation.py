@@ -8,7 +8,7 @@ import torch
 from unchecked import unchecked
 
 from analysis.ablation import ablate
-from analysis.ablation.plan import cells_of
+from analysis.ablation.planning import cells_of
 from analysis.ablation.replacements import other_rows, sum_over_real
 from analysis.metrics import kl_divergence, logit_diff, loss_per_prompt
 from circuits import MLP, Attn, AttnBias, Block, Embed, GPTConfig, Head, HookedGPT, Neuron, PosEmbed

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from analysis.ablation import (
+    Ablation,
     ablate,
     ablate_all_but,
     ablate_in_order,
@@ -23,7 +24,7 @@ from analysis.ablation import (
     reorder_blocks,
 )
 from analysis.metrics import logit_diff, loss_per_prompt
-from analysis.uncertainty import false_discovery, sign_flip_p_values
+from analysis.uncertainty import against_chance, bootstrap_interval, false_discovery, sign_flip_p_values
 from circuits import MLP, Attn, Block, GPTConfig, Head, HookedGPT
 from circuits.attention import Attention
 from circuits.rerun.sweep import Sweep
@@ -79,7 +80,24 @@ def test_an_interaction_is_the_joint_effect_less_both_single_ones():
         low, high = found.interval[a, b]
         assert low <= found.interaction[a, b] <= high
     assert torch.allclose(found.effect.diagonal(), single)
-    assert found.to_frame().shape[0] == 16
+
+
+def test_a_table_of_pairs_has_each_pair_once_and_not_the_diagonal():
+    model, tokens = model_and_tokens()
+    found = ablate(model, tokens, [Head(1, 2), Head(0, 0), MLP(0)], pairs=True, **QUIET)
+    frame = found.to_frame()
+    assert list(zip(frame["component"], frame["component2"], strict=True)) == [
+        ("L1H2", "L0H0"),
+        ("L1H2", "L0.mlp"),
+        ("L0H0", "L0.mlp"),
+    ]
+    assert frame["effect"].tolist() == [found.effect[0, 1], found.effect[0, 2], found.effect[1, 2]]
+    assert frame["p"].tolist() == found.p[[0, 0, 1], [1, 2, 2]].tolist()
+    assert found.to_frame("clean").shape[0] == len(tokens)
+    assert found.to_frame("clean", "interaction").shape[0] == 3 * len(tokens)
+    assert torch.equal(found.interaction, found.interaction.mT)
+    assert "3 rows" not in repr(found)
+    assert len(repr(found).splitlines()) == len(repr(found).split("\n  component")[0].splitlines()) + 4
 
 
 def test_ablating_in_order_grows_the_set():
@@ -322,12 +340,142 @@ def test_false_discovery_keeps_the_largest_set_under_the_line():
         false_discovery(p, 1.0)
 
 
-def test_a_sweep_says_how_many_effects_would_stand_out_by_chance():
-    model, tokens = model_and_tokens()
-    found = ablate(model, tokens, **QUIET)
-    assert found.by_chance == pytest.approx(0.05 * 6)
-    assert f"{found.n_excluding_zero} of 6 exclude 0, 0.3 would by chance" in found.title()
+def null_ablation(effect, level=0.95):
+    """A result whose effects are these, as `ablate` sums them up."""
+    weight = torch.ones(effect.shape[1], dtype=torch.float64)
+    return Ablation(
+        components=tuple(Head(0, head) for head in range(len(effect))),
+        clean=weight,
+        effect=effect,
+        weight=weight,
+        mean=effect.mean(-1),
+        interval=bootstrap_interval(effect, weight, level),
+        p=sign_flip_p_values(effect, weight),
+        method="zero",
+        replacement="nothing",
+        metric="loss",
+        level=level,
+        n_layers=1,
+        n_heads=len(effect),
+    )
+
+
+@pytest.mark.parametrize("prompts", [3, 6, 8, 20])
+def test_no_more_effects_stand_out_on_null_data_than_the_title_says_by_chance(prompts):
+    effects = torch.randn(2000, prompts, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    found = null_ablation(effects)
+    assert found.by_chance == pytest.approx(100)
+    # Four standard deviations of the number of 2000 that fall into 5%.
+    assert found.n_significant <= found.by_chance + 4 * (2000 * 0.05 * 0.95) ** 0.5
+    excluding = int(((found.interval[:, 0] > 0) | (found.interval[:, 1] < 0)).sum())
+    assert excluding > found.n_significant
+    if prompts < 6:
+        assert found.n_significant == 0
+        assert found.title().endswith("3 prompts, 95% interval; 6 or more prompts are needed for p ≤ 0.05")
+    else:
+        said = f"{found.n_significant} of 2000 have p ≤ 0.05 by flipping signs, at most 100 would by chance"
+        assert found.title().endswith(said)
+
+
+def test_a_title_counts_the_p_values_of_the_table():
+    model = architectures.make("course")
+    tokens = batches.random_tokens(model.config, batch=7)
+    found = ablate(model, tokens, level=0.9, **QUIET)
+    count = int((found.p_values() <= 0.1).sum())
+    assert 0 < count < 6
+    assert found.n_significant == count == int((found.to_frame()["p"] <= 0.1).sum())
+    has = "has" if count == 1 else "have"
+    assert f"7 prompts, 90% interval; {count} of 6 {has} p ≤ 0.1 by flipping signs, at most 0.6" in found.title()
+    assert found.to_dict()["p"] == found.p_values().tolist()
+    assert torch.equal(found.p_values(), sign_flip_p_values(found.effect, found.weight))
     assert found.stands_out(0.3).shape == (6,)
+
+
+@pytest.mark.parametrize(("level", "needed"), [(0.5, 2), (0.75, 3), (0.9, 5), (0.95, 6), (0.99, 8)])
+def test_so_many_prompts_are_needed_for_a_p_value_that_small(level, needed):
+    for prompts in (needed - 1, needed):
+        p = sign_flip_p_values(torch.ones(2, prompts, dtype=torch.float64), torch.ones(prompts, dtype=torch.float64))
+        said = against_chance(p, level, prompts)
+        assert said.startswith("2 of 2 have p ≤ " if prompts == needed else f"{needed} or more prompts are needed")
+    assert "more than the 9999 choices" in against_chance(p, 0.99999, 1000)
+
+
+def test_p_values_do_not_depend_on_how_many_components_are_held_at_once(monkeypatch):
+    values = torch.randn(11, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    whole = sign_flip_p_values(values, torch.ones(7, dtype=torch.float64))
+    monkeypatch.setattr("analysis.uncertainty._CELLS_AT_ONCE", 300)
+    assert torch.equal(sign_flip_p_values(values, torch.ones(7, dtype=torch.float64)), whole)
+
+
+def test_pairs_have_the_p_values_of_their_interactions():
+    model = architectures.make("course")
+    tokens = batches.random_tokens(model.config, batch=7)
+    parts = [Head(0, 0), Head(1, 2), MLP(0)]
+    found = ablate(model, tokens, parts, pairs=True, **QUIET)
+    single = ablate(model, tokens, parts, **QUIET)
+    for a, b in itertools.combinations(range(3), 2):
+        joint = ablate(model, tokens, [(parts[a], parts[b])], **QUIET).effect
+        expected = sign_flip_p_values(joint - single.effect[[a]] - single.effect[[b]], single.weight)
+        assert found.p_values()[a, b] == found.p_values()[b, a] == expected[0]
+    assert found.p_values().diagonal().isnan().all()
+    assert found.n_significant == int((found.to_frame()["p"] <= 0.05).sum())
+    assert found.by_chance == pytest.approx(3 * 0.05)
+    assert "; 3 pairs, 7 prompts, 95% interval; " in found.title()
+    assert "p ≤ 0.05 by flipping signs, at most 0.15 would by chance" in found.title()
+    assert found.stands_out(0.9).sum() == 2 * false_discovery(found.p[[0, 0, 1], [1, 2, 2]], 0.9).sum()
+    two = ablate(model, tokens[:4], parts[:2], pairs=True, **QUIET)
+    assert "; 1 pair, 4 prompts" in two.title()
+
+
+def test_titles_are_sentences_that_say_what_was_done():
+    model, tokens = model_and_tokens()
+    loss = ablate(model, tokens, **QUIET).title().split(" when ")[0]
+    for keys, queries, said in [
+        (4, -1, "when a head may not look from position −1 at position 4;"),
+        ([0, 3], None, "when a head may not look at positions 0 and 3;"),
+        (range(10), [5, 6, -1], "from positions 5, 6 and −1 at 10 positions (0, 1, … 9);"),
+    ]:
+        title = knock_out_attention(model, tokens, keys, queries, **QUIET).title()
+        assert said in title
+        assert title.startswith(loss)
+    orders = reorder_blocks(model, tokens, [[1, 0], [0]])
+    assert orders.title().startswith(f"{loss} when the blocks are run in another order, those not named left out; 4 ")
+    assert torch.equal(orders.p_values(), sign_flip_p_values(orders.effect, orders.weight))
+    assert orders.by_chance == pytest.approx(2 * 0.05)
+
+
+def test_a_lambda_is_called_a_function():
+    model, tokens = model_and_tokens()
+    assert "Change of a function (clean" in ablate(model, tokens, metric=lambda z: z[:, -1, 3], **QUIET).title()
+    with pytest.raises(ValueError, match=r"metric \(a function\) returned shape"):
+        ablate(model, tokens, metric=lambda z: z, **QUIET)
+
+
+def test_all_but_a_set_is_zeroed_where_nothing_else_is_said():
+    model, tokens = model_and_tokens()
+    found = ablate_all_but(model, tokens, [Head(1, 2)], **QUIET)
+    assert found.method == "zero"
+    rest = tuple(Head(layer, head) for layer in range(2) for head in range(3) if (layer, head) != (1, 2))
+    assert torch.equal(found.effect, ablate(model, tokens, [rest], **QUIET).effect)
+    assert "when every other one of the heads is replaced by nothing" in found.title()
+
+
+def test_a_plan_takes_what_ablate_takes_and_can_be_read():
+    model, tokens = model_and_tokens()
+    planned = plan(model, tokens)
+    assert planned.cost == plan(model, tokens, "heads", "zero", "loss", {}).cost
+    assert plan(model, tokens, ["L0H1", (Head(1, 0), MLP(0))]).targets == (Head(0, 1), (Head(1, 0), MLP(0)))
+    assert len(plan(model, tokens, [Head(0, 0), Head(0, 1), Head(1, 0)], pairs=True).targets) == 6
+    first, second, third = repr(planned).splitlines()
+    assert first == "Plan: change of loss when a component is replaced by nothing"
+    assert second == "  6 targets (L0H0, L0H1, L0H2, L1H0, L1H1, L1H2), 4 prompts of 13 positions"
+    assert third.strip() == str(planned.cost)
+    assert "6 interventions in 1 batch: " in third
+    assert "1 intervention in 1 batch: " in str(plan(model, tokens, "L0H1").cost)
+    with pytest.raises(ValueError, match="did you mean 'heads'"):
+        plan(model, tokens, "head")
+    with pytest.raises(TypeError, match="no option 'budgets'"):
+        plan(model, tokens, options={"budgets": 3})
 
 
 @pytest.mark.parametrize("name", architectures.NAMES)

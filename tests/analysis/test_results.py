@@ -177,6 +177,6 @@ def test_repr_lists_fields_of_one_shape_together():
 def test_repr_shows_a_dash_where_there_is_no_number():
     text = repr(ablate(small_model(), torch.tensor([[1, 2, 3, 1]]), "mlps", progress=False))
     assert "nan" not in text
-    assert text.splitlines()[-1].split()[-2:] == ["–", "–"]
+    assert text.splitlines()[-1].split()[-3:] == ["–", "–", "1"]
     assert "1 prompt, which has no interval" in text
     assert prompts_and_interval(2, 0.9) == "2 prompts, 90% interval"

@@ -13,17 +13,23 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.ablation.replacements import Reference, check_method, replacements
-from analysis.ablation.targets import Target, members
+from analysis.ablation.targets import Given, Target, members, targets_of, with_pairs
+from analysis.ablation.words import counted, replacement_in_words, when
 from analysis.metrics import Metric, Prompts, as_metric
 from analysis.options import check_options
 from analysis.readings import ReadMetric
 from analysis.results import label_text
+from circuits.arguments import require_model
+from circuits.components import Component
 from circuits.config import GPTConfig
 from circuits.model import HookedGPT
 from circuits.rerun import Intervened, Intervention
 from circuits.rerun.cost import Cost
 from circuits.rerun.sweep import Outcome, Sweep
 from circuits.tokens import check_mask, check_tokens
+from circuits.validity import require_flag
+
+AnyMetric = str | Metric | Callable[[Tensor], Tensor]
 
 
 class Options(TypedDict, total=False):
@@ -38,8 +44,8 @@ class Options(TypedDict, total=False):
         per_position: Take a mean for each position, over the reference prompts, instead of one over all positions.
         freeze: Hold ``"patterns"`` or ``"norms"`` (their scales), or both, at the clean run: what is left is the effect
             through values alone.
-        level: Level of the bootstrap interval over prompts (0.95).
-        seed: Seed of resampling and of the bootstrap (0).
+        level: Level of the bootstrap interval over prompts (0.95); a title counts effects with ``p ≤ 1 − level``.
+        seed: Seed of resampling, of the bootstrap and of the p-values (0).
         budget: Bytes that a batch of runs may take, a whole number; by default a part of what is free.
         executor: A `concurrent.futures` executor that runs the batches; by default they run here. Other processes need
             a metric that can be pickled (a function of a module, no lambda); there each batch runs on one thread and
@@ -62,12 +68,13 @@ class Options(TypedDict, total=False):
     progress: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """A sweep with what its summary needs.
+    """A sweep with what its summary needs; printed, it says what would run and what that costs.
 
     Attributes:
         sweep: The runs.
+        targets: What is ablated, one after the other.
         metric: What is measured.
         method: How components are replaced.
         replacement: The same in words.
@@ -75,6 +82,7 @@ class Plan:
     """
 
     sweep: Sweep
+    targets: tuple[Target, ...]
     metric: Metric
     method: str
     replacement: str
@@ -95,6 +103,17 @@ class Plan:
         """What running it will take."""
         return self.sweep.cost()
 
+    def __repr__(self) -> str:
+        """What, of how many components and prompts, and the cost."""
+        n, (batch, pos) = len(self.targets), self.sweep.tokens.shape
+        shown = [label_text(target) for target in self.targets]
+        shown = shown if n <= 6 else [*shown[:4], "…", shown[-1]]
+        return (
+            f"Plan: change of {self.metric.name} when {when(self.method, self.replacement)}\n"
+            f"  {counted(n, 'target')} ({', '.join(shown)}), {counted(batch, 'prompt')} of {counted(pos, 'position')}\n"
+            f"  {self.cost}"
+        )
+
     def run(self) -> Outcome:
         """The values of the metric under every ablation."""
         return self.sweep.run(
@@ -110,20 +129,53 @@ class Plan:
         return self.metric.weights(Prompts(self.sweep.tokens, self.sweep.mask, nothing))
 
 
-@torch.no_grad()
 def plan(
     model: HookedGPT,
     tokens: Int[Tensor, "batch pos"],
-    targets: Sequence[Target],
-    method: str,
-    metric: str | Metric | Callable[[Tensor], Tensor],
-    options: Options,
+    components: str | Component | Sequence[Given] = "heads",
+    method: str = "zero",
+    metric: AnyMetric = "loss",
+    options: Options | None = None,
+    *,
+    pairs: bool = False,
 ) -> Plan:
-    """Settle an ablation of targets, for `ablate` or to see its cost beforehand.
+    """Settle an ablation without running it, to see beforehand what it costs.
+
+    ``print(plan(model, tokens, "heads"))`` says what would run, in how many passes, and what that takes; the numbers
+    are in its `cost`. Only means and resampling run anything, the passes over their reference.
+
+    Args:
+        model: A model.
+        tokens: Prompts.
+        components: As for `ablate`, like `method`, `metric` and `pairs`.
+        method: Likewise.
+        metric: Likewise.
+        options: What `ablate` takes by keyword (`analysis.ablation.Options`), as a dictionary.
+        pairs: Every component and every two of them.
 
     Raises:
         TypeError: An option that there is not, or one of the wrong kind.
         ValueError, IndexError: As for `ablate`.
+    """
+    require_model(model)
+    require_flag("pairs", pairs)
+    targets = targets_of(components, model.config)
+    return planned(model, tokens, with_pairs(targets) if pairs else targets, method, metric, options or {})
+
+
+@torch.no_grad()
+def planned(
+    model: HookedGPT,
+    tokens: Int[Tensor, "batch pos"],
+    targets: Sequence[Target],
+    method: str,
+    metric: AnyMetric,
+    options: Options,
+) -> Plan:
+    """`plan` for targets that are known to be components of the model.
+
+    Raises:
+        TypeError, ValueError, IndexError: As for `plan`.
     """
     check_method(method)
     _check(options)
@@ -136,7 +188,7 @@ def plan(
     edits = replacements(model, components, method, tokens, reference, per_position, options.get("seed", 0))
     where = options.get("positions")
     sets = [[Intervention(component, edits[component], where) for component in members(target)] for target in targets]
-    words = _in_words(method, per_position, reference.tokens is not None)
+    words = replacement_in_words(method, per_position, reference.tokens is not None)
     return cells_of(model, tokens, sets, targets, method, words, metric, options)
 
 
@@ -147,7 +199,7 @@ def cells_of(
     targets: Sequence[Target],
     method: str,
     replacement: str,
-    metric: str | Metric | Callable[[Tensor], Tensor],
+    metric: AnyMetric,
     options: Options,
 ) -> Plan:
     """A plan of given interventions."""
@@ -163,7 +215,7 @@ def cells_of(
         freeze=options.get("freeze", ()),
         budget=options.get("budget"),
     )
-    return Plan(sweep, judge, method, replacement, options)
+    return Plan(sweep, tuple(targets), judge, method, replacement, options)
 
 
 def _check(options: Options) -> None:
@@ -183,11 +235,3 @@ def _reference(options: Options, config: GPTConfig) -> Reference:
 def _refuse_padding(tokens: Tensor, mask: Tensor | None, reference: Reference) -> None:
     if check_mask(mask, tokens) is not None or reference.mask is not None:
         raise ValueError("method 'resample' takes writes at the same positions, so it needs prompts without padding")
-
-
-def _in_words(method: str, per_position: bool, with_reference: bool) -> str:
-    if method == "mean":
-        return f"its mean over the reference, {'per position' if per_position else 'over all positions'}"
-    if method == "resample":
-        return f"its write on another prompt of the {'reference' if with_reference else 'batch'}"
-    return "nothing"
