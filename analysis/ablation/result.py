@@ -120,8 +120,8 @@ class PairAblation(Tested):
         """What was replaced by what, what was measured, and how many interactions stand out, and would by chance."""
         pairs = counted(len(self._hypotheses()), "pair")
         return (
-            f"Change of {self.metric} when two components are replaced by {self.replacement}, and its excess over "
-            f"the sum of both; {pairs}, {self._how_sure()}"
+            f"Change of {self.metric} when each of two components is replaced by {self.replacement}, and its "
+            f"excess over the sum of both; {pairs}, {self._how_sure()}"
         )
 
     def columns(self, *fields: str) -> dict[str, Column]:

@@ -189,7 +189,7 @@ def knock_out_attention(
             check_component(head, model.config)
         own = [h for h in members(target) if isinstance(h, Head)]
         sets.append([_cut(h, keys, queries) for h in own])
-    words = cut_in_words(keys, None if queries is None else whole_numbers("query position", queries))
+    words = cut_in_words(keys, None if queries is None else whole_numbers("position", queries))
     return measured_ablation(cells_of(model, tokens, sets, targets, KNOCK_OUT, words, metric, options), targets)
 
 

@@ -247,7 +247,7 @@ def test_the_grid_holds_the_mean_effects_of_heads():
 
 def test_the_table_has_a_row_per_component_and_an_interval():
     frame = ablate(model_of(), prompts(), progress=False).to_frame()
-    assert list(frame.columns) == ["component", "layer", "head", "mean", "interval_low", "interval_high"]
+    assert list(frame.columns) == ["component", "layer", "head", "mean", "interval_low", "interval_high", "p"]
     assert (frame["interval_low"] <= frame["mean"]).all()
     assert (frame["mean"] <= frame["interval_high"]).all()
 
