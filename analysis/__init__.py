@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from analysis.attribution import logit_attribution as logit_attribution, logit_paths as logit_paths
     from analysis.claims import verify as verify
     from analysis.composition import composition_scores as composition_scores
-    from analysis.patching import activation_patch as activation_patch, path_patch as path_patch
+    from analysis.patching import (
+        activation_patch as activation_patch,
+        patch_plan as patch_plan,
+        path_patch as path_patch,
+    )
     from analysis.patterns import attention_patterns as attention_patterns, head_scores as head_scores
     from analysis.ranks import copying_scores as copying_scores, head_ranks as head_ranks
 else:
@@ -43,6 +47,7 @@ else:
         "logit_attribution": "analysis.attribution",
         "logit_paths": "analysis.attribution",
         "parameter_table": "analysis.accounting",
+        "patch_plan": "analysis.patching",
         "path_patch": "analysis.patching",
         "plan": "analysis.ablation",
         "reorder_blocks": "analysis.ablation",

@@ -79,8 +79,12 @@ def test_the_page_names_every_site_and_option(names: dict[str, Any]) -> None:
     assert [option for option in options if option not in PAGE] == []
 
 
-def test_the_smallest_p_values_are_those_on_the_page() -> None:
-    from analysis.uncertainty import sign_flip_p_values
+def test_how_many_prompts_it_takes_is_as_the_page_says() -> None:
+    from analysis.uncertainty import false_discovery, sign_flip_p_values
 
+    alone = torch.ones(100)
+    for n, found in ((11, False), (12, True)):
+        alone[0] = sign_flip_p_values(torch.ones(1, n), torch.ones(n))
+        assert bool(false_discovery(alone, 0.05)[0]) is found
     same = [float(sign_flip_p_values(torch.ones(1, n), torch.ones(n))) for n in (1, 4, 8)]
     assert same == [1.0, 0.125, 0.0078125]
