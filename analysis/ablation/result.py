@@ -138,6 +138,10 @@ class PairAblation(Tested):
         found = false_discovery(self._hypotheses(), rate)
         return symmetric(found.double(), len(self.components), 0.0).bool()
 
+    @property
+    def _never_negative(self) -> bool:
+        return False  # an interaction has either sign, whatever the metric
+
     def _hypotheses(self) -> Float[Tensor, " pair"]:
         n = len(self.components)
         first, second = torch.triu_indices(n, n, 1, device=self.p.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from analysis.metrics import KL
 from analysis.results import Result
 from analysis.uncertainty import against_chance, chance_level, false_discovery, n_significant, prompts_and_interval
 
@@ -14,10 +15,12 @@ class Tested(Result):
 
     The p-values decide what counts as an effect, not whether an interval excludes 0: with few prompts intervals are too
     narrow (see `analysis.uncertainty.bootstrap_interval`), while p ≤ α happens by chance in at most a share α of cases.
+    A divergence has no chance to be counted against: it is never negative, and any change at all gives it a small p.
     """
 
     clean: Float[Tensor, " batch"]
     p: Tensor
+    metric: str
     level: float
 
     def p_values(self) -> Tensor:
@@ -53,4 +56,13 @@ class Tested(Result):
         n = len(self.clean)
         said = prompts_and_interval(n, self.level)
         tests = self._hypotheses()
-        return said if len(tests) < 2 else f"{said}; {against_chance(tests, self.level, n)}"
+        if len(tests) < 2:
+            return said
+        if self._never_negative:
+            return f"{said}; {self.metric} is never negative, so p is small for any change at all"
+        return f"{said}; {against_chance(tests, self.level, n)}"
+
+    @property
+    def _never_negative(self) -> bool:
+        """Whether chance cannot make an effect negative, so that flipping signs tests nothing."""
+        return self.metric == KL().name

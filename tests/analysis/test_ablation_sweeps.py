@@ -24,7 +24,7 @@ from analysis.ablation import (
     reorder_blocks,
 )
 from analysis.metrics import logit_diff, loss_per_prompt
-from analysis.uncertainty import against_chance, bootstrap_interval, false_discovery, sign_flip_p_values
+from analysis.uncertainty import against_chance, bootstrap_interval, false_discovery, n_significant, sign_flip_p_values
 from circuits import MLP, Attn, Block, GPTConfig, Head, HookedGPT
 from circuits.attention import Attention
 from circuits.rerun.sweep import Sweep
@@ -397,6 +397,7 @@ def test_so_many_prompts_are_needed_for_a_p_value_that_small(level, needed):
         p = sign_flip_p_values(torch.ones(2, prompts, dtype=torch.float64), torch.ones(prompts, dtype=torch.float64))
         said = against_chance(p, level, prompts)
         assert said.startswith("2 of 2 have p ≤ " if prompts == needed else f"{needed} or more prompts are needed")
+    assert n_significant(torch.tensor([0.1, 0.1001]).double(), 0.9) == 1  # though 1 − 0.9 is a little less than 0.1
     assert "more than the 9999 choices" in against_chance(p, 0.99999, 1000)
 
 
@@ -442,6 +443,16 @@ def test_titles_are_sentences_that_say_what_was_done():
     assert orders.title().startswith(f"{loss} when the blocks are run in another order, those not named left out; 4 ")
     assert torch.equal(orders.p_values(), sign_flip_p_values(orders.effect, orders.weight))
     assert orders.by_chance == pytest.approx(2 * 0.05)
+
+
+def test_a_divergence_is_not_counted_against_chance():
+    """It is never negative, so signs that are flipped say nothing."""
+    model = architectures.make("course")
+    tokens = batches.random_tokens(model.config, batch=7)
+    said = "; kl is never negative, so p is small for any change at all"
+    assert ablate(model, tokens, metric="kl", **QUIET).title().endswith(said)
+    assert reorder_blocks(model, tokens, [[1, 0], [0]], "kl").title().endswith(said)
+    assert "by chance" in ablate(model, tokens, "heads", metric="kl", pairs=True, **QUIET).title()
 
 
 def test_a_lambda_is_called_a_function():
