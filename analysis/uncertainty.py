@@ -46,8 +46,8 @@ def bootstrap_interval(
     has no spread to speak of: its interval is NaN. With `over` it is the interval of the ratio ``Σ w v / Σ w over``.
 
     With few prompts it is too narrow. Where the true mean is 0, intervals of 95% exclude 0 not in 5% of cases but, for
-    normal effects, in about 25% with 3 prompts, 20% with 4, 11% with 8 and 6% with 64. Whether there is an effect at all
-    is for `sign_flip_p_values` to say.
+    normal effects, in about 25% with 3 prompts, 20% with 4, 11% with 8 and 6% with 64. Whether there is an effect at
+    all is for `sign_flip_p_values` to say.
 
     Raises:
         TypeError, ValueError: A level that is no number between 0 and 1.

@@ -397,7 +397,9 @@ def test_so_many_prompts_are_needed_for_a_p_value_that_small(level, needed):
         p = sign_flip_p_values(torch.ones(2, prompts, dtype=torch.float64), torch.ones(prompts, dtype=torch.float64))
         said = against_chance(p, level, prompts)
         assert said.startswith("2 of 2 have p ≤ " if prompts == needed else f"{needed} or more prompts are needed")
-    assert n_significant(torch.tensor([0.1, 0.1001]).double(), 0.9) == 1  # though 1 − 0.9 is a little less than 0.1
+    assert (
+        n_significant(torch.tensor([0.1, 0.1001], dtype=torch.float64), 0.9) == 1
+    )  # though 1 − 0.9 is a little less than 0.1
     assert "more than the 9999 choices" in against_chance(p, 0.99999, 1000)
 
 
