@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from analysis.cli import interventions, options
+from analysis.cli import effects, interventions, options
 
 if TYPE_CHECKING:
+    from analysis.tasks import PromptPairs
     from circuits.model import HookedGPT
+    from circuits.rerun.cost import Cost
 
 HELP = "what changes when heads, MLPs, blocks or neurons are taken out"
 EXAMPLES = (
@@ -17,6 +20,7 @@ EXAMPLES = (
     "circuits ablate --components L0H1,L1H2+L1H3 --task repeated --metric logit_diff --json",
     "circuits ablate --cost",
 )
+MOST_RUNS = 20_000  # of --every-pair, without --yes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--every-pair", action="store_true", help="take out two at a time: what that does beyond the sum"
     )
+    parser.add_argument("--yes", action="store_true", help=f"go on with more than {MOST_RUNS:,} runs of --every-pair")
+    parser.add_argument(
+        "--positions", metavar="LIST", help="only there: 3, or --positions=-2,-1 for the last two (default: everywhere)"
+    )
     interventions.add_shown(parser)
     options.add_json(parser)
 
@@ -58,21 +66,23 @@ def run(args: argparse.Namespace) -> None:
 
     model = options.load_model(args)
     pairs = interventions.pairs_of(args, model) if args.pairs or args.task else None
-    tokens, given = _prompts(args, model)
+    tokens, given = _prompts(args, model, pairs)
     metric = interventions.metric_of(args.metric or ("loss" if pairs is None else "logit_diff"), pairs)
     components = parse_components(args.components)
-    given["seed"] = args.seed
+    given |= {"seed": args.seed, "positions": _positions(args.positions), "resume": args.resume}
+    targets = targets_of(components, model.config)
+    if args.every_pair and not args.yes:
+        _refuse_too_many(len(targets), lambda: plan(model, tokens, targets, args.method, metric, given).cost)
     if args.cost:
-        targets = targets_of(components, model.config)
-        targets = with_pairs(targets) if args.every_pair else targets
-        print(plan(model, tokens, targets, args.method, metric, given).cost)
+        asked = with_pairs(targets) if args.every_pair else targets
+        effects.show_cost(args, plan(model, tokens, asked, args.method, metric, given).cost)
         return
-    if args.every_pair:
-        interventions.show(
-            args, ablate(model, tokens, components, args.method, metric, pairs=True, **given), "interaction"
-        )
-        return
-    interventions.show(args, ablate(model, tokens, components, args.method, metric, **given), "mean")
+    with effects.kept(args):
+        found = ablate(model, tokens, components, args.method, metric, pairs=args.every_pair, **given)
+    if not isinstance(metric, str):
+        effects.say_doubts("ablate", found.clean, seed=args.seed)
+    prompts = None if pairs is None else interventions.described(args, model, pairs)
+    effects.show(args, found, "interaction" if args.every_pair else "mean", prompts)
 
 
 def parse_components(text: str) -> str | list[Any]:
@@ -85,10 +95,35 @@ def parse_components(text: str) -> str | list[Any]:
     return [target if len(target) > 1 else target[0] for target in parsed]
 
 
-def _prompts(args: argparse.Namespace, model: HookedGPT) -> tuple[Any, Any]:
+def _prompts(args: argparse.Namespace, model: HookedGPT, pairs: PromptPairs | None) -> tuple[Any, Any]:
     """The tokens, and what else the ablation needs to know of them."""
-    if not (args.pairs or args.task):
+    if pairs is None:
+        if args.method == "mean":
+            raise ValueError("--method mean needs prompts to take the mean over: give --task or --pairs")
         return options.prompt_of(args, model), {}
-    pairs = interventions.pairs_of(args, model)
     reference = {"reference": pairs.corrupt, "reference_mask": pairs.corrupt_mask} if args.method == "mean" else {}
     return pairs.clean, {"attention_mask": pairs.clean_mask, **reference}
+
+
+def _positions(text: str | None) -> list[int] | None:
+    """``3,-1`` as whole numbers; None for everywhere."""
+    if text is None:
+        return None
+    try:
+        return [int(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        raise ValueError(f"--positions must be whole numbers such as 3,-1, not {text!r}") from None
+
+
+def _refuse_too_many(n: int, cost_of_each: Callable[[], Cost]) -> None:
+    """Refuse more runs than somebody would wait for by mistake.
+
+    A pair recomputes at least what either of the two does by itself, so all pairs take at least as many times the mean.
+    """
+    runs = n + n * (n - 1) // 2
+    if runs > MOST_RUNS:
+        least = cost_of_each().forwards / n * runs
+        raise ValueError(
+            f"every pair of {n} components takes {runs:,} runs, at least {least:,.0f} forward passes' worth of "
+            "operations: name fewer with --components, or give --yes (with --resume FILE, to be able to stop)"
+        )

@@ -47,7 +47,8 @@ def print_table(title: str, rows: Iterable[Mapping[str, Any]], formats: Mapping[
     show = console()
     # Never narrower than its columns: a terminal folds a long line, while a number that is cut short is lost.
     show.width = max(show.width, Measurement.get(show, show.options.update(max_width=WIDEST), table).maximum)
-    show.print(Text(title, style="bold"))
+    # In a file a title is one line, however long: whoever reads it there cannot unfold it.
+    show.print(Text(title, style="bold"), soft_wrap=not show.is_terminal)
     show.print(table)
     show.print()
 

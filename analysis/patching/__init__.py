@@ -6,7 +6,8 @@
 
 from analysis.patching.activation import activation_patch, patch_plan
 from analysis.patching.edges import Receiver
-from analysis.patching.paths import PathPatching, path_patch
+from analysis.patching.path_result import PathPatching
+from analysis.patching.paths import path_cost, path_patch
 from analysis.patching.plan import PatchOptions, PatchPlan
 from analysis.patching.result import (
     HeadPatching,
@@ -28,5 +29,6 @@ __all__ = [
     "Receiver",
     "activation_patch",
     "patch_plan",
+    "path_cost",
     "path_patch",
 ]

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis.metrics import Metric, as_metric
@@ -23,87 +22,22 @@ from analysis.patching.edges import (
     written_names,
 )
 from analysis.patching.pairs import Pair, paired
+from analysis.patching.path_result import PathPatching
 from analysis.patching.plan import PatchOptions, check_options
-from analysis.patching.result import LARGEST, largest_first, metric_in_words, summed_up
+from analysis.patching.result import summed_up
 from analysis.patching.runs import both_runs, reader_of, source_value, weights_of
 from analysis.readings import ReadMetric
-from analysis.results import Column, Result, result
-from analysis.uncertainty import prompts_and_interval
 from circuits.arguments import require_model
 from circuits.components import Component
 from circuits.config import GPTConfig
 from circuits.model import HookedGPT
 from circuits.names import block_names
 from circuits.rerun import Add, Intervention, Put
+from circuits.rerun.cost import Cost
 from circuits.rerun.sweep import Sweep
 
 # Numbers of heads' outputs that are held at once.
 _HELD = 2**26
-
-
-@result
-class PathPatching(Result):
-    """The effect of each sender through the direct edge to each receiver; NaN where there is no such edge.
-
-    Tables have a row for each edge that there is.
-
-    Attributes:
-        senders: The components whose write was patched.
-        receivers: Where it was read: ``L3H2.q``, ``L3.mlp``, ``logits``.
-        raw: Patched minus unpatched, weighted mean over prompts.
-        interval: Bootstrap interval of `raw`; NaN for a single prompt.
-        values: `raw` over the distance between the two runs; None where that was not asked for.
-        values_interval: Bootstrap interval of `values`.
-        effect: Patched minus unpatched for each prompt.
-        base: The metric of the unpatched run, for each prompt.
-        source: The metric of the run patched from.
-        direction: ``"denoise"`` or ``"noise"``.
-        metric: What was measured.
-        level: Level of the intervals.
-    """
-
-    table = ("raw", "interval", "values", "values_interval")
-    preview = LARGEST
-    senders: tuple[Component, ...]
-    receivers: tuple[str, ...]
-    raw: Float[Tensor, "sender receiver"]
-    interval: Float[Tensor, "sender receiver bound"]
-    values: Float[Tensor, "sender receiver"] | None
-    values_interval: Float[Tensor, "sender receiver bound"] | None
-    effect: Float[Tensor, "sender receiver batch"]
-    base: Float[Tensor, " batch"]
-    source: Float[Tensor, " batch"]
-    direction: str
-    metric: str
-    level: float
-
-    def title(self) -> str:
-        """What was patched into what, and what was measured."""
-        into = "clean into corrupt" if self.direction == "denoise" else "corrupt into clean"
-        return (
-            f"Writes of senders patched from {into}, as one receiver alone reads them: change of "
-            f"{metric_in_words(self.metric, self.direction)}; {prompts_and_interval(len(self.base), self.level)}"
-        )
-
-    def columns(self, *fields: str) -> dict[str, Column]:
-        """The columns of `to_frame`: an edge that cannot exist is no row, while the tensors have NaN for it."""
-        table = super().columns(*fields)
-        chosen = fields or self._table_fields()
-        axes = list(dict.fromkeys(axis for field in chosen for axis in self.axes(field) if axis != "bound"))
-        if not {"sender", "receiver"} <= set(axes):
-            return table
-        shape = tuple(len(self.labels(axis)) for axis in axes)
-        index = np.indices(shape, sparse=True)
-        exists = self._exists.cpu().numpy()[index[axes.index("sender")], index[axes.index("receiver")]]
-        rows = np.broadcast_to(exists, shape).ravel()
-        return {name: column[rows] for name, column in table.items()}
-
-    @property
-    def _exists(self) -> Bool[Tensor, "sender receiver"]:
-        return ~self.effect.isnan().all(-1)
-
-    def _previewed(self) -> Sequence[int]:
-        return largest_first(self.raw[self._exists])
 
 
 @torch.no_grad()
@@ -143,20 +77,11 @@ def path_patch(
             behind the additions, where a write is no summand of what is read; otherwise as for `activation_patch`.
         IndexError: A layer or head that the model does not have.
     """
-    require_model(model)
-    check_options(options)
-    if model.config.norm_placement == "post":
-        raise ValueError("paths need pre-norm blocks: behind a norm, a write is no summand of what is read")
-    sources, targets = senders_of(senders, model.config), receivers_of(receivers, inputs, model.config)
-    _refuse_impossible(sources, targets, model.config)
-    masks = (options.get("clean_mask"), options.get("corrupt_mask"))
-    pair = paired(model.config, clean, corrupt, direction, *masks, options.get("alignment"))
-    judge = as_metric(metric)
-    edges = _Edges.between(model, pair, sources, judge, options)
+    edges = _settled(model, clean, corrupt, senders, receivers, metric, inputs, direction, options)
+    pair, judge, sources, targets = edges.pair, edges.metric, edges.senders, edges.receivers
     effect = edges.source.new_full((len(sources), len(targets), len(pair.base.tokens)), float("nan"))
-    for layer in sorted({r.layer for r in targets}, key=lambda layer: (layer is None, layer)):
-        at = [i for i, receiver in enumerate(targets) if receiver.layer == layer]
-        edges.fill(effect, [(i, targets[i]) for i in at], layer)
+    for layer, at in edges.by_layer():
+        edges.fill(effect, at, layer)
     level = options.get("level", 0.95)
     summary = summed_up(
         effect.flatten(0, 1),
@@ -182,6 +107,59 @@ def path_patch(
     )
 
 
+@torch.no_grad()
+def path_cost(
+    model: HookedGPT,
+    clean: Int[Tensor, "batch pos"],
+    corrupt: Int[Tensor, "batch2 pos2"],
+    senders: str | Sequence[Component | str] = "heads",
+    receivers: str | Sequence[Component | str] = "heads",
+    *,
+    metric: str | Metric | Callable[[Tensor], Tensor],
+    inputs: Sequence[str] = ("q", "k", "v"),
+    direction: str = "denoise",
+    **options: Unpack[PatchOptions],
+) -> Cost:
+    """What `path_patch` with these arguments takes behind the receivers, beside the two unpatched runs.
+
+    What a receiver makes of each sender's change, one attention layer's work for each of them, is not counted.
+
+    Args and errors as for `path_patch`.
+    """
+    edges = _settled(model, clean, corrupt, senders, receivers, metric, inputs, direction, options)
+    costs = [edges.cost(at, layer) for layer, at in edges.by_layer()]
+    return Cost(
+        sum(cost.interventions for cost in costs),
+        sum(cost.batches for cost in costs),
+        sum(cost.flops for cost in costs),
+        sum(cost.forwards for cost in costs),
+        max(cost.bytes for cost in costs),
+    )
+
+
+def _settled(
+    model: HookedGPT,
+    clean: Tensor,
+    corrupt: Tensor,
+    senders: str | Sequence[Component | str],
+    receivers: str | Sequence[Component | str],
+    metric: str | Metric | Callable[[Tensor], Tensor],
+    inputs: Sequence[str],
+    direction: str,
+    options: PatchOptions,
+) -> _Edges:
+    """The edges that were asked for, checked, and the two runs."""
+    require_model(model)
+    check_options(options)
+    if model.config.norm_placement == "post":
+        raise ValueError("paths need pre-norm blocks: behind a norm, a write is no summand of what is read")
+    sources, targets = senders_of(senders, model.config), receivers_of(receivers, inputs, model.config)
+    _refuse_impossible(sources, targets, model.config)
+    masks = (options.get("clean_mask"), options.get("corrupt_mask"))
+    pair = paired(model.config, clean, corrupt, direction, *masks, options.get("alignment"))
+    return _Edges.between(model, pair, sources, targets, as_metric(metric), options)
+
+
 def _refuse_impossible(senders: Sequence[Component], receivers: Sequence[Receiver], config: GPTConfig) -> None:
     """Refuse edges of which none can exist: the result would be NaN everywhere."""
     if not any(has_edge(sender, receiver, config) for sender in senders for receiver in receivers):
@@ -198,6 +176,8 @@ class _Edges:
     model: HookedGPT
     pair: Pair
     senders: tuple[Component, ...]
+    receivers: tuple[Receiver, ...]
+    metric: Metric
     reader: ReadMetric
     options: PatchOptions
     base: dict[str, Tensor]
@@ -207,7 +187,12 @@ class _Edges:
 
     @staticmethod
     def between(
-        model: HookedGPT, pair: Pair, senders: tuple[Component, ...], metric: Metric, options: PatchOptions
+        model: HookedGPT,
+        pair: Pair,
+        senders: tuple[Component, ...],
+        receivers: tuple[Receiver, ...],
+        metric: Metric,
+        options: PatchOptions,
     ) -> _Edges:
         written = written_names(senders)
         streams = [block_names(layer).resid_pre for layer in range(model.config.n_layers)]
@@ -218,7 +203,7 @@ class _Edges:
         changes = changes.where(pair.patched[..., None], 0)
         reader = reader_of(metric, pair)
         source = source_value(metric, pair, *runs, reader)
-        edges = _Edges(model, pair, senders, reader, options, base, changes, source, source)
+        edges = _Edges(model, pair, senders, receivers, metric, reader, options, base, changes, source, source)
         return replace(edges, clean=edges.sweep([], []).prepared().reading.clean)
 
     def sweep(self, sets: Sequence[Sequence[Intervention]], labels: Sequence[str]) -> Sweep:
@@ -232,6 +217,20 @@ class _Edges:
             freeze=self.options.get("freeze", ()),
             budget=self.options.get("budget"),
         )
+
+    def by_layer(self) -> list[tuple[int | None, list[tuple[int, Receiver]]]]:
+        """The receivers of each layer, with their places; the logits (None) come last."""
+        layers = sorted({r.layer for r in self.receivers}, key=lambda layer: (layer is None, layer))
+        return [(layer, [(i, r) for i, r in enumerate(self.receivers) if r.layer == layer]) for layer in layers]
+
+    def cost(self, receivers: Sequence[tuple[int, Receiver]], layer: int | None) -> Cost:
+        """What the edges into one layer (or the logits) take; it does not depend on the values that are put there."""
+        edges = [(s, r) for s in range(len(self.senders)) for _, r in receivers if self._has(self.senders[s], r)]
+        edges = edges if bool(self.pair.patched.any()) else []
+        config, tokens = self.model.config, self.pair.base.tokens
+        nothing = self.changes.new_zeros(()).expand(*tokens.shape, config.n_heads, config.d_head)
+        sets = [self._patch(r, s, dict.fromkeys(("q", "k", "v"), nothing)) for s, r in edges]
+        return self.sweep(sets, [""] * len(sets)).cost()
 
     def fill(self, effect: Tensor, receivers: Sequence[tuple[int, Receiver]], layer: int | None) -> None:
         """Measure the edges into one layer (or the logits), some senders at a time, and write their effects."""

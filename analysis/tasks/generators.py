@@ -6,7 +6,7 @@ single tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -96,7 +96,7 @@ def indirect_object(
     if on_tokens:
         return _roles(model, batch, length, generator)
     tokenizer = _tokenizer(model, "indirect_object")
-    names = [name for name in (f" {word}" for word in NAMES) if single_token(name, tokenizer) is not None]
+    names = _known_names(tokenizer)
     if len(names) < 2:
         raise ValueError(
             f"{len(names)} of {len(NAMES)} names are single tokens of this tokenizer; on_tokens=True needs no names"
@@ -132,7 +132,7 @@ def _roles(model: HookedGPT, batch: int, length: int, generator: torch.Generator
         clean[again], corrupt[again] = second, first
         front = [] if start is None else [start]
         rows.append({"clean": front + clean, "corrupt": front + corrupt, "correct": first, "wrong": second})
-    return pairs_of("indirect object identification on tokens", rows, model.device)
+    return pairs_of("indirect object identification on random tokens", rows, model.device)
 
 
 def greater_than(
@@ -159,7 +159,7 @@ def greater_than(
         return _ordered(model, batch, length, generator)
     tokenizer = _tokenizer(model, "greater_than")
     known = {century: _years(tokenizer, century) for century in CENTURIES}
-    usable = [century for century, years in known.items() if len(years) >= _LEAST_YEARS]
+    usable = _usable(known)
     if not usable:
         raise ValueError(
             f"this tokenizer cuts {max(map(len, known.values()))} years of a century in two pieces, fewer than "
@@ -215,7 +215,7 @@ def _ordered(model: HookedGPT, batch: int, length: int, generator: torch.Generat
         clean[len(text) // 2], corrupt[len(text) // 2] = first_year + year, first_year
         answers = {"correct": first_year + year + gap, "wrong": first_year + year - gap}
         rows.append({"clean": front + clean, "corrupt": front + corrupt, **answers})
-    return pairs_of("greater-than on tokens", rows, model.device)
+    return pairs_of("greater-than on random tokens", rows, model.device)
 
 
 GENERATORS: dict[str, Callable[..., PromptPairs]] = {
@@ -223,6 +223,27 @@ GENERATORS: dict[str, Callable[..., PromptPairs]] = {
     "ioi": indirect_object,
     "greater-than": greater_than,
 }
+
+
+def lacks_words(task: str, tokenizer: Tokenizer | None) -> str | None:
+    """Why a task of `GENERATORS` has to be made of random tokens with this tokenizer; None where it has the words."""
+    if task == "repeated":
+        return None
+    if tokenizer is None:
+        return "the model has no tokenizer"
+    if task == "ioi":
+        return None if len(_known_names(tokenizer)) > 1 else "the tokenizer has no such names"
+    years = {century: _years(tokenizer, century) for century in CENTURIES}
+    return None if _usable(years) else "the tokenizer has no such years"
+
+
+def _known_names(tokenizer: Tokenizer) -> list[str]:
+    return [name for name in (f" {word}" for word in NAMES) if single_token(name, tokenizer) is not None]
+
+
+def _usable(years: Mapping[int, Mapping[int, int]]) -> list[int]:
+    """The centuries of which enough years are cut in two."""
+    return [century for century, known in years.items() if len(known) >= _LEAST_YEARS]
 
 
 def _check_drawn(model: object, batch: object, on_tokens: object, length: object) -> None:

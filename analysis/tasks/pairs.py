@@ -97,16 +97,27 @@ class PromptPairs:
 
 
 def read_pairs(
-    path: str | Path, tokenizer: Tokenizer | None = None, device: torch.device | str | None = None
+    path: str | Path,
+    tokenizer: Tokenizer | None = None,
+    device: torch.device | str | None = None,
+    *,
+    d_vocab: int | None = None,
 ) -> PromptPairs:
     """Read pairs from a JSON-lines file: ``{"clean": …, "corrupt": …, "correct": …, "wrong": …}`` on each line.
 
     Prompts are texts or lists of token ids, answers texts of a single token or token ids. Prompts of different lengths
     are padded on the right.
 
+    Args:
+        path: The file.
+        tokenizer: What texts are encoded with.
+        device: Where the tokens go.
+        d_vocab: The size of the vocabulary, where token ids are to be checked.
+
     Raises:
-        ValueError: A line that is no such object, a text without a tokenizer, an answer that is not a single token, or
-            answers that are equal; the message names the line.
+        ValueError: A line that is no such object, a text without a tokenizer or with characters that it lacks, a token
+            id outside the vocabulary, an answer that is not a single token, or answers that are equal; the message
+            names the line.
         OSError: The file cannot be read.
     """
     if not isinstance(path, str | os.PathLike):
@@ -115,7 +126,7 @@ def read_pairs(
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
-    rows = [_row(line, f"{path}, line {n}", tokenizer) for n, line in enumerate(lines, 1) if line.strip()]
+    rows = [_row(line, f"{path}, line {n}", tokenizer, d_vocab) for n, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise ValueError(f"{path} holds no pairs")
     return pairs_of(Path(path).stem, rows, device)
@@ -156,7 +167,7 @@ def single_token(text: str, tokenizer: Tokenizer) -> int | None:
     return ids[0] if len(ids) == 1 else None
 
 
-def _row(line: str, where: str, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _row(line: str, where: str, tokenizer: Tokenizer | None, d_vocab: int | None) -> dict[str, Any]:
     try:
         data = json.loads(line)
     except json.JSONDecodeError as error:
@@ -165,6 +176,10 @@ def _row(line: str, where: str, tokenizer: Tokenizer | None) -> dict[str, Any]:
         raise ValueError(f"{where}: expected an object with {', '.join(_FIELDS)}")
     row = {part: _prompt(data[part], f"{where}: {part}", tokenizer) for part in ("clean", "corrupt")}
     answers = {part: _answer(data[part], f"{where}: {part}", tokenizer) for part in ("correct", "wrong")}
+    for part, ids in {**row, **{part: [token] for part, token in answers.items()}}.items():
+        for token in ids:
+            if d_vocab is not None and not 0 <= token < d_vocab:
+                raise ValueError(f"{where}: {part} has token id {token}, outside a vocabulary of {d_vocab} tokens")
     if answers["correct"] == answers["wrong"]:
         raise ValueError(f"{where}: correct and wrong are the same token {answers['correct']}")
     return {**row, **answers}
@@ -175,7 +190,7 @@ def _prompt(given: object, where: str, tokenizer: Tokenizer | None) -> list[int]
     if isinstance(given, str):
         if tokenizer is None:
             raise ValueError(f"{where} is a text, but the model has no tokenizer; give token ids")
-        ids = tokenizer.encode(given)
+        ids = _encoded(given, where, tokenizer)
     if not isinstance(ids, list) or not ids or not all(type(token) is int for token in ids):
         raise ValueError(f"{where} must be a text or a list of token ids, not {given!r}")
     return ids
@@ -190,9 +205,16 @@ def _answer(given: object, where: str, tokenizer: Tokenizer | None) -> int:
         raise ValueError(f"{where} is a text, but the model has no tokenizer; give a token id")
     token = single_token(given, tokenizer)
     if token is None:
-        n = len(tokenizer.encode(given, prepend_bos=False))
+        n = len(_encoded(given, where, tokenizer, prepend_bos=False))
         raise ValueError(f"{where} {given!r} is {n} tokens of this model; an answer must be a single one")
     return token
+
+
+def _encoded(text: str, where: str, tokenizer: Tokenizer, **options: bool) -> list[int]:
+    try:
+        return tokenizer.encode(text, **options)
+    except ValueError as error:  # characters that the vocabulary lacks
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _real(row: Tensor, mask: Tensor | None, index: int) -> list[int]:

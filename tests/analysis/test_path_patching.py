@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from analysis.metrics import logit_diff, loss_per_prompt
-from analysis.patching import path_patch
+from analysis.patching import path_cost, path_patch
 from circuits import MLP, Attn, Embed, Head, Neuron, PosEmbed
 from circuits.components import AttnBias
 from circuits.rerun import Intervention, Put, rerun
+from circuits.rerun.sweep import Sweep
 
 QUIET = {"progress": False}
 ARCHITECTURES = ["course", "rotary", "grouped_query", "like_gemma2", "parallel_two_norms", "like_qwen3", "attn_only"]
@@ -243,3 +244,19 @@ def test_bad_edges_are_named():
             path_patch(model, clean, corrupt, **{"metric": logit_diff(3, 5), **QUIET, **options})
     with pytest.raises(ValueError, match="paths need pre-norm blocks"):
         path_patch(*setting("post_norm"), metric=logit_diff(3, 5), **QUIET)
+
+
+def test_the_cost_of_paths_is_that_of_the_sweeps_that_run(monkeypatch):
+    model, clean, corrupt = setting("course")
+    given = {"metric": logit_diff(3, 5), **QUIET}
+    cost = path_cost(model, clean, corrupt, "heads", ["L1H0", "L1.mlp", "logits"], **given)
+    ran, run = [], Sweep.run
+
+    def counted(self, **options):
+        ran.append(self.cost())
+        return run(self, **options)
+
+    monkeypatch.setattr(Sweep, "run", counted)
+    path_patch(model, clean, corrupt, "heads", ["L1H0", "L1.mlp", "logits"], **given)
+    assert cost.interventions == sum(one.interventions for one in ran)
+    assert cost.flops == pytest.approx(sum(one.flops for one in ran))

@@ -201,3 +201,20 @@ def test_equal_answers_and_missing_parts_are_refused():
         PromptPairs("x", tokens, tokens, torch.tensor([1, 4]), torch.tensor([2, 4]))
     with pytest.raises(ValueError, match="every pair needs its four parts"):
         PromptPairs("x", tokens, tokens[:1], torch.tensor([1, 4]), torch.tensor([2, 3]))
+
+
+def test_letters_that_a_tokenizer_lacks_are_named_with_file_and_line(tmp_path):
+    file, tokenizer = tmp_path / "pairs.jsonl", CharTokenizer.from_text("abcdef")
+    good = '{"clean": "abc", "corrupt": "abd", "correct": "e", "wrong": "f"}'
+    for bad in (good.replace("abc", "abz"), good.replace('"e"', '"z"')):
+        file.write_text(f"{good}\n{bad}\n")
+        with pytest.raises(ValueError, match=r"pairs\.jsonl, line 2: (clean|correct): .*z"):
+            read_pairs(file, tokenizer)
+
+
+def test_token_ids_outside_a_vocabulary_are_named_with_file_and_line(tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"clean": [1, 7], "corrupt": [2, 3], "correct": 4, "wrong": 5}\n')
+    assert len(read_pairs(file)) == 1
+    with pytest.raises(ValueError, match=r"line 1: clean has token id 7, outside a vocabulary of 7 tokens"):
+        read_pairs(file, d_vocab=7)
