@@ -52,9 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--every-pair", action="store_true", help="take out two at a time: what that does beyond the sum"
     )
     parser.add_argument("--yes", action="store_true", help=f"go on with more than {MOST_RUNS:,} runs of --every-pair")
-    parser.add_argument(
-        "--positions", metavar="LIST", help="only there: 3, or --positions=-2,-1 for the last two (default: everywhere)"
-    )
     interventions.add_shown(parser)
     options.add_json(parser)
 
@@ -69,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     tokens, given = _prompts(args, model, pairs)
     metric = interventions.metric_of(args.metric or ("loss" if pairs is None else "logit_diff"), pairs)
     components = parse_components(args.components)
-    given |= {"seed": args.seed, "positions": _positions(args.positions), "resume": args.resume}
+    given |= {"seed": args.seed, "positions": interventions.positions_of(args), "resume": args.resume}
     targets = targets_of(components, model.config)
     if args.every_pair and not args.yes:
         _refuse_too_many(len(targets), lambda: plan(model, tokens, targets, args.method, metric, given).cost)
@@ -103,16 +100,6 @@ def _prompts(args: argparse.Namespace, model: HookedGPT, pairs: PromptPairs | No
         return options.prompt_of(args, model), {}
     reference = {"reference": pairs.corrupt, "reference_mask": pairs.corrupt_mask} if args.method == "mean" else {}
     return pairs.clean, {"attention_mask": pairs.clean_mask, **reference}
-
-
-def _positions(text: str | None) -> list[int] | None:
-    """``3,-1`` as whole numbers; None for everywhere."""
-    if text is None:
-        return None
-    try:
-        return [int(word) for word in text.replace(",", " ").split()]
-    except ValueError:
-        raise ValueError(f"--positions must be whole numbers such as 3,-1, not {text!r}") from None
 
 
 def _refuse_too_many(n: int, cost_of_each: Callable[[], Cost]) -> None:

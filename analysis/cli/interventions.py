@@ -30,7 +30,10 @@ def add_pairs(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGro
 
 
 def add_shown(parser: argparse.ArgumentParser) -> None:
-    """``--top``, ``--cost`` and ``--resume``."""
+    """``--positions``, ``--top``, ``--cost`` and ``--resume``."""
+    parser.add_argument(
+        "--positions", metavar="LIST", help="only there: 3, or --positions=-2,-1 for the last two (default: everywhere)"
+    )
     parser.add_argument(
         "--top", type=int, default=20, help="how many rows to show, largest first (default: %(default)s)"
     )
@@ -71,3 +74,14 @@ def metric_of(name: str, pairs: PromptPairs | None) -> str | Metric:
     if pairs is None:
         raise ValueError("metric logit_diff needs answers: give --pairs or --task")
     return pairs.metric
+
+
+def positions_of(args: argparse.Namespace) -> list[int] | None:
+    """``--positions 3,-1`` as whole numbers; None for everywhere."""
+    text: str | None = args.positions
+    if text is None:
+        return None
+    try:
+        return [int(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        raise ValueError(f"--positions must be whole numbers such as 3,-1, not {text!r}") from None

@@ -51,7 +51,10 @@ def run(args: argparse.Namespace) -> None:
     metric = interventions.metric_of(args.metric, pairs)
     given: dict[str, Any] = {"direction": args.direction, "normalise": not args.raw, "seed": args.seed}
     given |= {"metric": metric, "resume": args.resume, **pairs.masks}
-    site: dict[str, Any] = {"site": args.site, "by_position": not args.whole}
+    positions = interventions.positions_of(args)
+    if args.paths and positions is not None:
+        raise ValueError("--positions does not go with --paths, which patches an edge at all positions together")
+    site: dict[str, Any] = {"site": args.site, "by_position": not args.whole, "positions": positions}
     clean, corrupt = pairs.clean, pairs.corrupt
     found: PathPatching | Patching
     if args.cost:

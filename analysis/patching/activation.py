@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -16,7 +16,7 @@ from analysis.patching.pairs import Pair, paired
 from analysis.patching.plan import PatchOptions, PatchPlan, check_options
 from analysis.patching.result import Patching
 from analysis.patching.runs import both_runs
-from circuits.arguments import require_model
+from circuits.arguments import require_model, whole_numbers
 from circuits.config import GPTConfig
 from circuits.model import HookedGPT
 from circuits.names import block_names
@@ -58,6 +58,7 @@ def activation_patch(
     *,
     metric: str | Metric | Callable[[Tensor], Tensor],
     by_position: bool = True,
+    positions: int | Sequence[int] | None = None,
     direction: str = "denoise",
     **options: Unpack[PatchOptions],
 ) -> Patching:
@@ -85,6 +86,7 @@ def activation_patch(
             the whole other run back, KL(unpatched‖patched from), which the normalised effect calls 1.
         by_position: Patch each position by itself (the query's, for patterns), counted over real tokens; otherwise all
             of them together. A prompt that lacks a position does not count there.
+        positions: Patch at these only, counted like that, negative ones from the last; None: at every one.
         direction: ``"denoise"`` puts clean activations into the corrupt run, ``"noise"`` corrupt ones into the clean
             run.
         options: See `PatchOptions`.
@@ -96,9 +98,18 @@ def activation_patch(
         ValueError: A site that the model lacks, prompts that do not correspond, a metric that is about the same on both
             runs (with both numbers), or one that is not one number for each prompt.
         TypeError: An option that there is not, or an argument of the wrong kind.
+        IndexError: A position that no prompt has.
     """
     return patch_plan(
-        model, clean, corrupt, site, metric=metric, by_position=by_position, direction=direction, **options
+        model,
+        clean,
+        corrupt,
+        site,
+        metric=metric,
+        by_position=by_position,
+        positions=positions,
+        direction=direction,
+        **options,
     ).run()
 
 
@@ -111,6 +122,7 @@ def patch_plan(
     *,
     metric: str | Metric | Callable[[Tensor], Tensor],
     by_position: bool = True,
+    positions: int | Sequence[int] | None = None,
     direction: str = "denoise",
     **options: Unpack[PatchOptions],
 ) -> PatchPlan:
@@ -130,18 +142,21 @@ def patch_plan(
     names = [getattr(block_names(layer), field) for layer in range(model.config.n_layers)]
     from_here = {needed for name in names for needed in clean_names(entries(model.config)[name], model.config)}
     base, source = both_runs(model, pair, {*names, *from_here})
-    positions = range(int(pair.base.lengths.max())) if by_position else [None]
+    given = None if positions is None else _positions(pair, positions)
+    every = given or tuple(range(int(pair.base.lengths.max())))
+    # Each patch with the positions it is put at, and what to call them.
+    at = [(position,) for position in every] if by_position else [given]
     heads = [None] if n_heads is None else range(n_heads)
-    cells = [pair.patched if position is None else pair.at_position(position) for position in positions]
-    counted = torch.stack([_counts(pair, position) for position in positions])
+    cells = [pair.patched & _cells(pair, where) for where in at]
+    counted = torch.stack([_cells(pair, where).any(1) for where in at])
     sets, labels = [], []
     for layer, head in itertools.product(range(model.config.n_layers), heads):
         name = getattr(block_names(layer), field)
         value = Put(_value(pair, source, name, head))
         of_head = "" if head is None else f" of head {head}"
         sets += [Intervention(name, value, where, head=head) for where in cells]
-        labels += [f"patching {name}{of_head}{_at(position)}" for position in positions]
-    sizes = {"layer": model.config.n_layers, "head": n_heads, "pos": len(positions) if by_position else None}
+        labels += [f"patching {name}{of_head}{_at(where)}" for where in at]
+    sizes = {"layer": model.config.n_layers, "head": n_heads, "pos": len(at) if by_position else None}
     return PatchPlan(
         model,
         pair,
@@ -153,6 +168,7 @@ def patch_plan(
         source,
         {axis: size for axis, size in sizes.items() if size is not None},
         site,
+        given,
         options,
     )
 
@@ -188,12 +204,22 @@ def _refuse_other_columns(pair: Pair) -> None:
         )
 
 
-def _at(position: int | None) -> str:
-    return "" if position is None else f" at position {position}"
+def _at(positions: Sequence[int] | None) -> str:
+    return "" if positions is None else f" at position {', '.join(map(str, positions))}"
 
 
-def _counts(pair: Pair, position: int | None) -> Bool[Tensor, " batch"]:
-    """The prompts that have this position."""
-    if position is None:
-        return torch.ones_like(pair.base.lengths, dtype=torch.bool)
-    return pair.cells_of(position).any(1)
+def _positions(pair: Pair, positions: int | Sequence[int]) -> tuple[int, ...]:
+    """Positions that were asked for, each of them one that a prompt has."""
+    asked = tuple(dict.fromkeys(whole_numbers("position", positions)))
+    longest = int(pair.base.lengths.max())
+    for position in asked:
+        if not -longest <= position < longest:
+            raise IndexError(f"position {position} is in none of the prompts, the longest of which has {longest}")
+    return asked
+
+
+def _cells(pair: Pair, positions: Sequence[int] | None) -> Bool[Tensor, "batch pos"]:
+    """The cells of these positions, in the prompts that have them; None: all cells."""
+    if positions is None:
+        return torch.ones_like(pair.patched)
+    return torch.stack([pair.cells_of(position) for position in positions]).any(0)

@@ -65,10 +65,14 @@ class Pair:
         return self.cells_of(position) & self.patched
 
     def cells_of(self, position: int) -> Bool[Tensor, "batch pos"]:
-        """The cells of one position, counted over each row's real tokens; none in a row that is shorter."""
+        """The cells of one position, counted over each row's real tokens (a negative one from the last).
+
+        None in a row that is shorter.
+        """
         first, last = token_span(self.base.tokens, self.base.mask)
         columns = torch.arange(self.base.tokens.shape[1], device=first.device)
-        return (columns == (first + position)[:, None]) & (columns <= last[:, None])
+        column = (first if position >= 0 else last + 1) + position
+        return (columns == column[:, None]) & (columns >= first[:, None]) & (columns <= last[:, None])
 
 
 def paired(

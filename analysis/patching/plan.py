@@ -72,6 +72,7 @@ class PatchPlan:
         source: The run patched from.
         shape: The axes of the result before the prompts, in the order of `sets`.
         site: What is patched.
+        positions: Where alone; None: at every position.
         options: As they were given.
     """
 
@@ -85,6 +86,7 @@ class PatchPlan:
     source: Clean
     shape: dict[str, int]
     site: str
+    positions: tuple[int, ...] | None
     options: PatchOptions
 
     @property
@@ -124,6 +126,7 @@ class PatchPlan:
             direction=self.pair.direction,
             metric=self.metric.name,
             level=level,
+            positions=self.positions,
         )
         return result
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -100,12 +101,14 @@ class Patching(Result):
 
     table = ("raw", "interval", "values", "values_interval")
     preview = LARGEST
+    label_fields: ClassVar[Mapping[str, str]] = {"pos": "positions"}
     raw: Tensor
     values: Tensor | None
     site: str
     direction: str
     metric: str
     level: float
+    positions: tuple[int, ...] | None
     base: Float[Tensor, " batch"]
     source: Float[Tensor, " batch"]
 
@@ -115,9 +118,11 @@ class Patching(Result):
         here, there = float(self.base.mean()), float(self.source.mean())
         share = "raw, and as a share with 0 for" if self.values is not None else "raw, between"
         one = "and 1 for" if self.values is not None else "and"
+        where = "" if self.positions is None else f" at positions {', '.join(map(str, self.positions))} only"
+        metric = metric_in_words(self.metric, self.direction)
         return (
-            f"{self.site} patched from {into}: change of {metric_in_words(self.metric, self.direction)}, {share} the "
-            f"unpatched run (mean {here:.4g}) {one} the run patched from (mean {there:.4g}); "
+            f"{self.site}{where} patched from {into}: change of {metric}, {share} the unpatched run "
+            f"(mean {here:.4g}) {one} the run patched from (mean {there:.4g}); "
             f"{prompts_and_interval(len(self.base), self.level)}"
         )
 
@@ -141,6 +146,7 @@ class LayerPatching(Patching):
         direction: ``"denoise"`` or ``"noise"``.
         metric: What was measured.
         level: Level of the intervals.
+        positions: Where alone patches were put; None: at every position.
     """
 
     raw: Float[Tensor, " layer"]
@@ -154,6 +160,7 @@ class LayerPatching(Patching):
     direction: str
     metric: str
     level: float
+    positions: tuple[int, ...] | None = None
 
 
 @result
@@ -171,6 +178,7 @@ class LayerPositionPatching(Patching):
     direction: str
     metric: str
     level: float
+    positions: tuple[int, ...] | None = None
 
 
 @result
@@ -188,6 +196,7 @@ class HeadPatching(Patching):
     direction: str
     metric: str
     level: float
+    positions: tuple[int, ...] | None = None
 
 
 @result
@@ -205,6 +214,7 @@ class HeadPositionPatching(Patching):
     direction: str
     metric: str
     level: float
+    positions: tuple[int, ...] | None = None
 
 
 KINDS: dict[tuple[bool, bool], type[Patching]] = {

@@ -298,3 +298,41 @@ def test_a_plan_says_what_patching_costs_and_runs_it():
     assert planned.cost.interventions == model.config.n_layers * model.config.n_heads * len(acting)
     assert 0 < planned.cost.forwards < planned.cost.interventions
     assert torch.equal(planned.run().raw, found.raw)
+
+
+def test_positions_are_rows_of_the_whole_table():
+    model, clean, corrupt, metric = setting("course")
+    every = activation_patch(model, clean, corrupt, "head", metric=metric, **QUIET)
+    found = activation_patch(model, clean, corrupt, "head", metric=metric, positions=[-1, 5], **QUIET)
+    assert torch.allclose(found.raw, every.raw[:, :, [-1, 5]])
+    assert found.to_frame()["pos"].unique().tolist() == [-1, 5]
+    assert "head at positions -1, 5 only patched" in found.title()
+    together = activation_patch(model, clean, corrupt, metric=metric, by_position=False, positions=[5, 6], **QUIET)
+    _, cache = model.run_with_cache(clean, ["blocks.1.hook_resid_pre"])
+
+    def put(activation, hook):
+        activation[:, 5:7] = cache[hook.name][:, 5:7]
+        return activation
+
+    logits = model.run_with_hooks(corrupt, [("blocks.1.hook_resid_pre", put)])
+    assert torch.allclose(together.effect[1], difference(logits) - together.base, atol=1e-10)
+
+
+def test_positions_count_over_real_tokens_and_must_be_in_a_prompt():
+    model, clean, corrupt, metric = setting("course")
+    mask = torch.ones_like(clean, dtype=torch.bool)
+    mask[0, -2:] = False
+    given = {"metric": metric, "clean_mask": mask, "corrupt_mask": mask, **QUIET}
+    every = activation_patch(model, clean, corrupt, **given)
+    last = activation_patch(model, clean, corrupt, positions=-1, **given)
+    width = clean.shape[1]
+    assert torch.allclose(last.effect[:, 0, 0], every.effect[:, width - 3, 0])
+    assert torch.allclose(last.effect[:, 0, 1:], every.effect[:, width - 1, 1:])
+    for wrong, error, message in (
+        (width, IndexError, f"position {width} is in none of the prompts, the longest of which has {width}"),
+        (-width - 1, IndexError, "is in none"),
+        ([], ValueError, "positions is empty"),
+        ("last", TypeError, "position"),
+    ):
+        with pytest.raises(error, match=message):
+            activation_patch(model, clean, corrupt, positions=wrong, **given)
