@@ -48,8 +48,8 @@ class Options(TypedDict, total=False):
         seed: Seed of resampling, of the bootstrap and of the p-values (0).
         budget: Bytes that a batch of runs may take, a whole number; by default a part of what is free.
         executor: A `concurrent.futures` executor that runs the batches; by default they run here. Other processes need
-            a metric that can be pickled (a function of a module, no lambda); there each batch runs on one thread and
-            runs the clean pass again, which threads share.
+            a metric that can be pickled (a function of a module, no lambda); there batches run on one thread, and
+            each parcel of them runs the clean pass again, which threads share.
         resume: A file that keeps what is done, so that an interrupted sweep goes on where it stopped.
         progress: Show a progress bar on a terminal (True).
     """

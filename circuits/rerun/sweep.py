@@ -6,7 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor, as_completed
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -28,8 +28,10 @@ from circuits.rerun.record import Record
 from circuits.rerun.requests import check_budget, check_executor, check_resume
 from circuits.tokens import check_mask, check_tokens
 
-# Beyond this many cells the matrix products of a batch run at full speed, and a larger one only leaves the caches.
-MOST_CELLS = 1024
+# Beyond this many cells the matrix products of a batch run at nearly full speed, and a larger one only takes memory.
+MOST_CELLS = 2048
+# Parcels of batches for each processor that an executor of other processes is sent.
+_ERRANDS = 4
 
 
 @runtime_checkable
@@ -248,25 +250,31 @@ def _results(jobs: Sequence[Job], executor: Executor | None) -> Iterable[Any]:
     if executor is None:
         yield from (job() for job in jobs)
         return
-    futures = [executor.submit(_elsewhere, job, os.getpid()) for job in jobs]
+    futures = [executor.submit(_elsewhere, errand, os.getpid()) for errand in _errands(jobs, executor)]
     try:
         for future in as_completed(futures):
-            yield future.result()
+            yield from future.result()
     finally:
         for future in futures:
             future.cancel()
 
 
-def _elsewhere(job: Job, home: int) -> tuple[list[tuple[int, Tensor]], Tensor]:
-    """A job as an executor runs it: on one thread in another process.
+def _errands(jobs: Sequence[Job], executor: Executor) -> list[Sequence[Job]]:
+    """Jobs that travel together: to another process they take the model along, and share a clean run there."""
+    most = len(jobs) if isinstance(executor, ThreadPoolExecutor) else _ERRANDS * (os.cpu_count() or 1)
+    return [jobs[i::most] for i in range(min(most, len(jobs)))]
+
+
+def _elsewhere(jobs: Sequence[Job], home: int) -> list[tuple[list[tuple[int, Tensor]], Tensor]]:
+    """Jobs as an executor runs them: on one thread in another process.
 
     A forked process inherits OpenMP's state but not its threads, and would wait for them for ever.
     """
     if os.getpid() == home:
-        return job()
+        return [job() for job in jobs]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return job()
+        return [job() for job in jobs]
     finally:
         torch.set_num_threads(threads)
