@@ -25,8 +25,8 @@ def rows(full: bool) -> Iterator[Row]:
             yield _capture_everything("gpt2", rounds)
             yield _capture_everything("course", rounds)
     yield _backward(rounds)
-    yield _import("import circuits", rounds if full else 5)
-    yield _import("from circuits import HookedGPT, load", rounds if full else 5)
+    yield _import("import circuits", rounds if full else 3)
+    yield _import("from circuits import HookedGPT, load", rounds if full else 3)
 
 
 def _model(shape: str) -> shapes.HookedGPT:

@@ -121,7 +121,7 @@ def _patching(function: str, site: str, by_position: bool, work: str, must: floa
         activation_patch, model, clean, corrupt, site, metric=logit_diff(CORRECT, WRONG), by_position=by_position
     )
     with redirect_stderr(io.StringIO()):  # their progress bars
-        times = interleaved({"ours": lambda: ours(**QUIET), "lens": lens_patch}, 5 if full else 2, warmup=1)
+        times = interleaved({"ours": lambda: ours(**QUIET), "lens": lens_patch}, 5 if full else 2, warmup=int(full))
     return Row(work, times["ours"], times["lens"], "TransformerLens", must, aim, better="higher")
 
 
