@@ -98,6 +98,8 @@ def sign_flip_p_values(
     A metric that cannot fall below its clean value, such as a KL divergence, has no such null: any change stands out.
     """
     batch = values.shape[-1]
+    if batch == 1:  # either sign is as far from 0
+        return torch.ones(len(values), dtype=torch.float64, device=values.device)
     if batch <= _ENUMERATED:
         signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=batch)), dtype=torch.float64)
     else:

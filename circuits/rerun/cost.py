@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from circuits.config import GPTConfig
-from circuits.rerun.edits import is_attention_matrix
 from circuits.rerun.layout import Lane
 from circuits.rerun.stages import Entry, Stage
 
@@ -92,7 +91,7 @@ class Scope:
 
     def bytes_per_row(self, lane: Lane) -> int:
         """The same for one of its rows."""
-        explicit = self.config.attn_softcap is not None or any(is_attention_matrix(p.name) for p in lane.placed)
+        explicit = self.config.attn_softcap is not None or lane.edits_attention
         key = lane.start, explicit
         if key not in self._known:
             self._known[key] = self._bytes_from(*key)

@@ -15,6 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from circuits.names import layer_of
+from circuits.rerun.edits import is_attention_matrix
 from circuits.rerun.intervention import Placed
 from circuits.rerun.stages import Entry
 
@@ -41,6 +42,11 @@ class Lane:
     def height(self) -> int:
         """How many rows."""
         return len(self.rows)
+
+    @cached_property
+    def edits_attention(self) -> bool:
+        """Whether scores or patterns are edited, so that they must be formed."""
+        return any(is_attention_matrix(placed.name) for placed in self.placed)
 
     @cached_property
     def by_layer(self) -> Mapping[int | None, list[Placed]]:
