@@ -6,6 +6,7 @@ difference are read cell by cell from the final stream; a function of the logits
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -94,7 +95,7 @@ class ReadMetric:
         return LogitsReading(self.metric, clean, what)
 
 
-class _CellReading:
+class _CellReading(ABC):
     """A metric that is a weighted mean, for each prompt, of one number at each position that is read."""
 
     def __init__(self, metric: Metric, clean: Clean, what: str, counted: Bool[Tensor, "batch slot"]) -> None:
@@ -111,9 +112,9 @@ class _CellReading:
         """The position of each slot."""
         return slot
 
+    @abstractmethod
     def cells(self, final: Float[Tensor, "cell d_model"], row: Tensor, slot: Tensor) -> Float[Tensor, " cell"]:
         """The number at each cell."""
-        raise NotImplementedError
 
     def values(self, changed: Changed, labels: Sequence[str]) -> Float[Tensor, "lane batch"]:
         """The mean of each prompt under each lane: cells that did not change keep their clean number."""

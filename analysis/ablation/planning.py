@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypedDict
 
 import torch
 from jaxtyping import Float, Int
@@ -16,7 +13,7 @@ from analysis.ablation.replacements import Reference, check_method, replacements
 from analysis.ablation.targets import Given, Target, members, targets_of, with_pairs
 from analysis.ablation.words import counted, replacement_in_words, when
 from analysis.metrics import Metric, Prompts, as_metric
-from analysis.options import check_options
+from analysis.options import SweepOptions, check_options
 from analysis.readings import ReadMetric
 from analysis.results import label_text
 from circuits.arguments import require_model
@@ -32,7 +29,7 @@ from circuits.validity import require_flag
 AnyMetric = str | Metric | Callable[[Tensor], Tensor]
 
 
-class Options(TypedDict, total=False):
+class Options(SweepOptions, total=False):
     """What every ablation takes beside its components, its method and its metric.
 
     Attributes:
@@ -42,16 +39,8 @@ class Options(TypedDict, total=False):
         positions: Ablate at these positions only, counted over each prompt's real tokens; negative ones from the last.
             None: everywhere; an empty list is refused.
         per_position: Take a mean for each position, over the reference prompts, instead of one over all positions.
-        freeze: Hold ``"patterns"`` or ``"norms"`` (their scales), or both, at the clean run: what is left is the effect
-            through values alone.
-        level: Level of the bootstrap interval over prompts (0.95); a title counts effects with ``p ≤ 1 − level``.
-        seed: Seed of resampling, of the bootstrap and of the p-values (0).
-        budget: Bytes that a batch of runs may take, a whole number; by default a part of what is free.
-        executor: A `concurrent.futures` executor that runs the batches; by default they run here. Other processes need
-            a metric that can be pickled (a function of a module, no lambda); there batches run on one thread, and
-            each parcel of them runs the clean pass again, which threads share.
-        resume: A file that keeps what is done, so that an interrupted sweep goes on where it stopped.
-        progress: Show a progress bar on a terminal (True).
+        freeze, level, seed, budget, executor, resume, progress: As for every sweep, see
+            `analysis.options.SweepOptions`; a title counts effects with ``p ≤ 1 − level``.
     """
 
     reference: Int[Tensor, "other pos2"] | None
@@ -59,13 +48,6 @@ class Options(TypedDict, total=False):
     attention_mask: Tensor | None
     positions: int | Sequence[int] | None
     per_position: bool
-    freeze: Iterable[str]
-    level: float
-    seed: int
-    budget: int | None
-    executor: Executor | None
-    resume: str | Path | None
-    progress: bool
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -19,6 +19,7 @@ from circuits.components import MLP, Attn, Component, Embed, Head, Neuron, PosEm
 from circuits.config import GPTConfig
 from circuits.model import HookedGPT
 from circuits.names import EMBED, POS_EMBED, block_names
+from circuits.run import Run
 
 INPUTS = ("q", "k", "v")
 _HEAD_INPUT = re.compile(r"L(?P<layer>\d+)(?P<kind>H|KV)(?P<head>\d+)\.(?P<input>[qkv])")
@@ -239,10 +240,10 @@ def heads_reading(
     run = model.start(pair.base.tokens.repeat(senders, 1), mask)
     plain = model.start(pair.base.tokens, pair.base.mask)
 
-    def projected(stream: Tensor, of: object) -> list[Tensor]:
+    def projected(stream: Tensor, of: Run) -> list[Tensor]:
         normed = block.normalised(stream)
         q, k, v = attn.project((normed, normed, normed))
-        return [*attn.positioned(q, k, names, of), v]  # type: ignore[arg-type]
+        return [*attn.positioned(q, k, names, of), v]
 
     clean = [part.repeat(senders, 1, 1, 1) for part in projected(resid_pre, plain)]
     changed = projected((resid_pre + changes).flatten(0, 1), run)

@@ -12,7 +12,7 @@ from torch import Tensor
 from circuits.config import GPTConfig
 from circuits.tokens import check_mask, check_tokens, token_span
 
-DIRECTIONS = ("denoise", "noise")
+DIRECTIONS = {"denoise": "clean into corrupt", "noise": "corrupt into clean"}
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from analysis.patching.pairs import DIRECTIONS
 from analysis.patching.result import LARGEST, largest_first, metric_in_words
 from analysis.results import Column, Result, result
 from analysis.uncertainty import prompts_and_interval
@@ -52,9 +53,8 @@ class PathPatching(Result):
 
     def title(self) -> str:
         """What was patched into what, and what was measured."""
-        into = "clean into corrupt" if self.direction == "denoise" else "corrupt into clean"
         return (
-            f"Writes of senders patched from {into}, as one receiver alone reads them: change of "
+            f"Writes of senders patched from {DIRECTIONS[self.direction]}, as one receiver alone reads them: change of "
             f"{metric_in_words(self.metric, self.direction)}; {prompts_and_interval(len(self.base), self.level)}"
         )
 

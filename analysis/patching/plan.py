@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -25,7 +23,7 @@ from circuits.rerun.cost import Cost
 from circuits.rerun.sweep import Sweep
 
 
-class PatchOptions(TypedDict, total=False):
+class PatchOptions(asked.SweepOptions, total=False):
     """What every patching takes beside its prompts, its sites and its metric.
 
     Attributes:
@@ -34,27 +32,14 @@ class PatchOptions(TypedDict, total=False):
         alignment: For each column of the clean prompts (or each cell) the column of the corrupt ones that stands for
             it, −1 for none; needed where a prompt's two forms differ in length.
         normalise: Give the effects as a share of the distance between the two runs too (True).
-        freeze: Hold ``"patterns"`` or ``"norms"``, or both, at the unpatched run.
-        level: Level of the bootstrap intervals over prompts (0.95).
-        seed: Seed of the bootstrap (0).
-        budget: Bytes that a batch of runs may take; by default a part of what is free.
-        executor: A `concurrent.futures` executor that runs the batches; by default they run here. In other processes
-            each batch runs the unpatched pass again, which threads share.
-        resume: A file that keeps what is done, so that an interrupted sweep goes on where it stopped.
-        progress: Show a progress bar on a terminal (True).
+        freeze, level, seed, budget, executor, resume, progress: As for every sweep, see
+            `analysis.options.SweepOptions`.
     """
 
     clean_mask: Tensor | None
     corrupt_mask: Tensor | None
     alignment: Sequence[int] | Int[Tensor, "batch pos"] | None
     normalise: bool
-    freeze: Iterable[str]
-    level: float
-    seed: int
-    budget: int | None
-    executor: Executor | None
-    resume: str | Path | None
-    progress: bool
 
 
 @dataclass(frozen=True, eq=False)

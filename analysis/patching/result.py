@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from analysis.metrics import Metric
+from analysis.patching.pairs import DIRECTIONS
 from analysis.results import Result, result
 from analysis.uncertainty import bootstrap_interval, prompts_and_interval, weighted_mean
 
@@ -114,15 +115,14 @@ class Patching(Result):
 
     def title(self) -> str:
         """What was patched where, and between which values of the metric."""
-        into = "clean into corrupt" if self.direction == "denoise" else "corrupt into clean"
         here, there = float(self.base.mean()), float(self.source.mean())
         share = "raw, and as a share with 0 for" if self.values is not None else "raw, between"
         one = "and 1 for" if self.values is not None else "and"
         where = "" if self.positions is None else f" at positions {', '.join(map(str, self.positions))} only"
         metric = metric_in_words(self.metric, self.direction)
         return (
-            f"{self.site}{where} patched from {into}: change of {metric}, {share} the unpatched run "
-            f"(mean {here:.4g}) {one} the run patched from (mean {there:.4g}); "
+            f"{self.site}{where} patched from {DIRECTIONS[self.direction]}: change of {metric}, {share} the "
+            f"unpatched run (mean {here:.4g}) {one} the run patched from (mean {there:.4g}); "
             f"{prompts_and_interval(len(self.base), self.level)}"
         )
 

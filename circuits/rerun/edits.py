@@ -50,7 +50,10 @@ class Edit:
 
     def new(self, old: Tensor, cells: Cells) -> Tensor:
         """The value to go on with, broadcastable to `old`."""
-        raise NotImplementedError
+        # Not abstract: `From` has none either, and stands for another edit once `at` knows the activation.
+        raise NotImplementedError(
+            f"{type(self).__name__} has no value by itself; `at` gives the edit of one activation"
+        )
 
     def at(self, name: str, index: int | None) -> Edit:
         """This edit for one activation; `index` is the head or neuron, or None."""
